@@ -1,0 +1,25 @@
+"""Messages of the topic `<prefix>.cursors` (compacted): how far a source's file has been published."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Cursor(msgspec.Struct, tag="cursor.v1", frozen=True, kw_only=True, omit_defaults=True):
+    """Written in the transaction of the prompts it covers.
+
+    `offset` is the byte after the last line taken, `row` the number of lines taken; `head` is the hash of the first
+    `head_bytes` bytes, by which a file that was replaced is noticed; `settings` is the hash of what the source asked
+    for, by which a changed request is noticed. `refused` counts by reason."""
+
+    source: str
+    file: str
+    revision: int
+    offset: int
+    row: int
+    head: bytes
+    head_bytes: int
+    settings: bytes
+    published: int
+    repeated: int
+    refused: dict[str, int] = {}

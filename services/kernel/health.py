@@ -1,0 +1,65 @@
+"""/livez, /readyz and /metrics of a service.
+
+Live: the event loop runs and the service's own loop turned lately. Ready: the service's Kafka side works. Engines and
+lag are in neither: a pod must not be restarted, nor a rollout held, because an engine loads for ten minutes.
+"""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+LOOP_LIMIT_SECONDS = 120.0
+
+
+class Health:
+    """What the probes answer. The service's loop calls `beat` on every turn and `set_ready` when Kafka changes."""
+
+    def __init__(self) -> None:
+        self._beat = time.monotonic()
+        self._not_ready = "starting"
+
+    def beat(self) -> None:
+        """The loop turned."""
+        self._beat = time.monotonic()
+
+    def set_ready(self, *, because: str = "") -> None:
+        """Ready, or not ready `because` of something."""
+        self._not_ready = because
+
+    @property
+    def not_ready(self) -> str:
+        """Why the service is not ready; empty when it is."""
+        return self._not_ready
+
+    @property
+    def loop_age(self) -> float:
+        """Seconds since the service's loop turned."""
+        return time.monotonic() - self._beat
+
+
+async def serve(health: Health, registry: CollectorRegistry, host: str, port: int) -> web.AppRunner:
+    """Start answering on host:port. The caller cleans the runner up."""
+
+    async def livez(_: web.Request) -> web.Response:
+        age = health.loop_age
+        if age > LOOP_LIMIT_SECONDS:
+            return web.Response(status=503, text=f"the loop has not turned for {age:.0f} s\n")
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        if health.not_ready:
+            return web.Response(status=503, text=f"{health.not_ready}\n")
+        return web.Response(text="ok\n")
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    return runner

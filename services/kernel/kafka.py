@@ -1,0 +1,207 @@
+"""Kafka as tokenhaul uses it: where it is, how its clients are made, how its topics must be.
+
+aiokafka's defaults are changed in one place, here: acks=all, idempotence, no auto-commit, no offset reset, no
+compression (values are zstd frames already), requests as large as the topics' max.message.bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.errors import KafkaError
+from msgspec import Meta
+
+from services.kernel.errors import Fatal, Stopped
+from services.kernel.retry import Backoff
+from services.kernel.settings import Settings
+
+log = logging.getLogger("tokenhaul.kafka")
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+
+class Startable(Protocol):
+    """A client of aiokafka, before it has reached a broker."""
+
+    async def start(self) -> None: ...
+
+
+Client = TypeVar("Client", bound=Startable)
+
+
+class KafkaSettings(Settings, frozen=True, kw_only=True):
+    """Where Kafka is, and this process's place in it."""
+
+    PREFIX: ClassVar[str] = "TOKENHAUL_KAFKA_"
+
+    bootstrap: Annotated[list[str], Meta(min_length=1, description="brokers to start from, as host:port")]
+    prefix: Annotated[
+        str, Meta(pattern=r"^[a-zA-Z0-9._-]+$", description="what the names of topics and groups begin with")
+    ] = "tokenhaul"
+    instance: Annotated[
+        str,
+        Meta(description="static group member id (a StatefulSet pod's name): its partitions wait for it to return"),
+    ] = ""
+    session_timeout_seconds: Annotated[
+        float, Meta(ge=6, le=1800, description="a silent member loses its partitions after this")
+    ] = 30.0
+
+
+class Topics(msgspec.Struct, frozen=True):
+    """The names of a dataset's topics, and of the groups that read them."""
+
+    prompts: str
+    sequences: str
+    dead: str
+    cursors: str
+    control: str
+    generator_group: str
+    sink_group: str
+
+    @classmethod
+    def of(cls, prefix: str) -> Topics:
+        names = [field.removesuffix("_group") for field in cls.__struct_fields__]
+        return cls(*(f"{prefix}.{name}" for name in names))
+
+
+class Kafka:
+    """Makes clients. Nothing connects before `started`."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.settings = settings
+        self.topics = Topics.of(settings.prefix)
+        self._connection: dict[str, Any] = {
+            "bootstrap_servers": settings.bootstrap,
+            "client_id": settings.instance or "tokenhaul",
+        }
+
+    @property
+    def address(self) -> str:
+        """The brokers as people know them."""
+        return ",".join(self.settings.bootstrap)
+
+    def admin(self) -> AIOKafkaAdminClient:
+        """For topics and group offsets."""
+        return AIOKafkaAdminClient(**self._connection)
+
+    def producer(self, *, transactional_id: str | None = None) -> AIOKafkaProducer:
+        """Idempotent; transactional when an id is given (which fences an older producer of that id)."""
+        return AIOKafkaProducer(
+            **self._connection,
+            acks="all",
+            enable_idempotence=True,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=15_000,
+            linger_ms=20,
+            max_batch_size=256 * 1024,
+            max_request_size=MAX_MESSAGE_BYTES,
+        )
+
+    def consumer(self, group: str | None, isolation: Isolation) -> AIOKafkaConsumer:
+        """A group member, or a reader of assigned partitions when `group` is None. It never resets by itself."""
+        session_ms = int(self.settings.session_timeout_seconds * 1000)
+        return AIOKafkaConsumer(
+            **self._connection,
+            group_id=group,
+            group_instance_id=(self.settings.instance or None) if group else None,
+            isolation_level=isolation,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            partition_assignment_strategy=[StickyPartitionAssignor],
+            session_timeout_ms=session_ms,
+            heartbeat_interval_ms=session_ms // 10,
+            rebalance_timeout_ms=max(60_000, session_ms),
+            max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
+            fetch_max_bytes=4 * MAX_MESSAGE_BYTES,
+        )
+
+    @asynccontextmanager
+    async def started(self, make: Callable[[], Client], stopping: asyncio.Event | None = None) -> AsyncIterator[Client]:
+        """A client that has reached a broker. Waits for Kafka as long as it takes; Stopped when `stopping` is set."""
+        client = await self._start(make, stopping)
+        try:
+            yield client
+        finally:
+            await _close(client)
+
+    async def _start(self, make: Callable[[], Client], stopping: asyncio.Event | None) -> Client:
+        backoff = Backoff(base=0.5, cap=15.0)
+        while True:
+            client = make()
+            try:
+                await client.start()
+                return client
+            except (KafkaError, OSError) as error:
+                await _close(client)
+                wait = backoff.next()
+                log.warning(
+                    "Kafka at %s does not answer (%s); trying again in %.1f s",
+                    self.address, error, wait, extra={"action": "kafka_wait"},
+                )  # fmt: skip
+            except BaseException:
+                await _close(client)
+                raise
+            if stopping is None:
+                await asyncio.sleep(wait)
+            elif await _set_within(stopping, wait):
+                raise Stopped(f"asked to stop while waiting for Kafka at {self.address}")
+
+    async def read_all(self, topic: str, isolation: Isolation = "read_committed") -> AsyncIterator[ConsumerRecord]:
+        """Every record of `topic` up to its stable end at the time of the call."""
+        async with self.started(self.admin) as admin:
+            partitions = await partitions_of(admin, topic)
+        async with self.started(lambda: self.consumer(None, isolation)) as consumer:
+            consumer.assign(partitions)
+            ends = await consumer.end_offsets(partitions)
+            begins = await consumer.beginning_offsets(partitions)
+            for partition in partitions:
+                consumer.seek(partition, begins[partition])
+            behind = {partition for partition in partitions if begins[partition] < ends[partition]}
+            while behind:
+                for records in (await consumer.getmany(*behind, timeout_ms=500)).values():
+                    for record in records:
+                        yield record
+                # A transaction marker is no record: only the position tells that the end is reached.
+                behind = {p for p in behind if await consumer.position(p) < ends[p]}
+
+
+async def partitions_of(admin: AIOKafkaAdminClient, topic: str) -> list[TopicPartition]:
+    """All partitions of `topic`, in order. Raises Fatal when it is not there."""
+    (described,) = await admin.describe_topics([topic])
+    if described["error_code"]:
+        raise Fatal(f"topic {topic} is not there: create the topics with `tokenhaul topics create`")
+    return [TopicPartition(topic, number) for number in sorted(p["partition"] for p in described["partitions"])]
+
+
+async def group_offsets(
+    admin: AIOKafkaAdminClient, group: str, partitions: Iterable[TopicPartition]
+) -> dict[int, tuple[int, str]]:
+    """What `group` committed: {partition: (offset, metadata)}; a partition it never committed is left out."""
+    answer = await admin.list_consumer_group_offsets(group, partitions=list(partitions))
+    return {tp.partition: (value.offset, value.metadata) for tp, value in answer.items() if value.offset >= 0}
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _close(client: Any) -> None:
+    """Stop a client without hanging on a broker that is gone."""
+    stop = client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop()
+    try:
+        await asyncio.wait_for(stop, 10.0)
+    except (KafkaError, OSError, TimeoutError) as error:
+        log.warning("closing a Kafka client: %r", error, extra={"action": "kafka_close"})

@@ -1,0 +1,54 @@
+"""Logs on stderr: one JSON object a line, or a short human form on a terminal."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import sys
+from typing import Literal
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """What was given as `extra` becomes keys of the object, beside time, level, logger and message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_extra(record),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class HumanFormatter(logging.Formatter):
+    """time level logger: message key=value ..."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        pairs = "".join(f" {key}={value}" for key, value in _extra(record).items())
+        return super().format(record) + pairs
+
+
+def _extra(record: logging.LogRecord) -> dict[str, object]:
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+
+
+def configure(form: Literal["auto", "json", "human"], level: str) -> None:
+    """Set up the root logger of this process."""
+    human = form == "human" or (form == "auto" and sys.stderr.isatty())
+    handler = logging.StreamHandler()
+    handler.setFormatter(HumanFormatter() if human else JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # A broker that is away makes aiokafka log every attempt; our own lines say which address and since when.
+    logging.getLogger("aiokafka").setLevel(max(logging.ERROR, logging.getLogger().level))
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.captureWarnings(True)

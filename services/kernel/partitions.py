@@ -1,0 +1,168 @@
+"""A member of a consumer group whose partitions each carry a state that must be loaded before records are taken.
+
+What aiokafka 0.14 does, and what is done about it here:
+- it swallows exceptions of rebalance listeners: they are handed to `fail`, which ends the service;
+- it sends no heartbeat before the assigned hook returns: the hook only starts the loading and returns;
+- a partition that stays with its member is rewound to the committed offset: every assigned partition is loaded again
+  (with the state it has), and the consumer is put where the state says;
+- pausing throws fetched records away: partitions that must wait are left out of the poll instead;
+- it leaves the group when nobody polls for `max_poll_interval`: a full service polls for nothing, but polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.structs import OffsetAndMetadata
+
+log = logging.getLogger("tokenhaul.partitions")
+
+S = TypeVar("S")
+_NOTHING = TopicPartition("", 0)
+_POLL_MS = 200
+_HOOK_SECONDS = 30.0
+
+
+class Handler(Protocol[S]):
+    """What a service does about its partitions."""
+
+    async def load(self, partition: int, state: S | None) -> tuple[S, int]:
+        """The state of an assigned partition (`state`: what this member still holds of it) and where to read on."""
+
+    async def before_rebalance(self) -> None:
+        """Partitions may go to somebody else: make durable what can be, within seconds."""
+
+    def lost(self, partition: int, state: S) -> None:
+        """The partition is not ours any more: drop its work."""
+
+
+class Member(Generic[S]):
+    """Owns the consumer. One task polls; the hooks run in aiokafka's."""
+
+    def __init__(
+        self,
+        consumer: AIOKafkaConsumer,
+        topic: str,
+        handler: Handler[S],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._consumer, self._topic, self._handler, self._fail = consumer, topic, handler, fail
+        self._states: dict[int, S] = {}
+        self._ready: set[int] = set()
+        self._loading: dict[int, asyncio.Task[None]] = {}
+        self._committing = asyncio.Lock()
+
+    def subscribe(self) -> None:
+        """Join the group."""
+        self._consumer.subscribe([self._topic], listener=_Listener(self._revoked, self._assigned))
+
+    @property
+    def states(self) -> Mapping[int, S]:
+        """The state of every partition that is ready."""
+        return {partition: self._states[partition] for partition in sorted(self._ready)}
+
+    @property
+    def loaded(self) -> bool:
+        """Partitions are assigned and all of them are ready."""
+        return bool(self._ready) and not self._loading
+
+    async def poll(self, room: int, partitions: list[int]) -> list[ConsumerRecord]:
+        """Up to `room` records of those `partitions` that are ready, in order of offset within each. Waits a moment."""
+        wanted = [TopicPartition(self._topic, p) for p in partitions if p in self._ready] if room > 0 else []
+        batches = await self._consumer.getmany(*(wanted or [_NOTHING]), timeout_ms=_POLL_MS, max_records=max(room, 1))
+        return [record for tp, batch in batches.items() if tp.partition in self._ready for record in batch]
+
+    async def position(self, partition: int) -> int:
+        """The offset of the next record that `poll` would give, beyond any transaction markers."""
+        return int(await self._consumer.position(TopicPartition(self._topic, partition)))
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Read on from `offset`."""
+        self._consumer.seek(TopicPartition(self._topic, partition), offset)
+
+    async def reload(self, partition: int) -> None:
+        """Load the state anew, with nothing kept of what is there."""
+        state = self._states.pop(partition, None)
+        self._ready.discard(partition)
+        if state is not None:
+            self._handler.lost(partition, state)
+        self._start_loading(partition)
+
+    async def commit(self, offsets: Mapping[int, tuple[int, str]]) -> bool:
+        """Commit {partition: (offset, metadata)}. False: not now, or not ours any more, which ends nothing."""
+        async with self._committing:
+            try:
+                await self._consumer.commit(
+                    {TopicPartition(self._topic, p): OffsetAndMetadata(*value) for p, value in offsets.items()}
+                )
+            except (CommitFailedError, IllegalStateError) as error:
+                log.info("commit refused, partitions are being moved: %r", error, extra={"action": "commit"})
+                return False
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                log.warning("commit failed, trying again: %r", error, extra={"action": "commit"})
+                return False
+        return True
+
+    async def close(self) -> None:
+        """Stop what is still loading. The consumer is closed by whoever made it."""
+        await self._stop_loading()
+
+    async def _revoked(self) -> None:
+        try:
+            await self._stop_loading()
+            async with asyncio.timeout(_HOOK_SECONDS):
+                await self._handler.before_rebalance()
+        except TimeoutError:
+            log.warning("rebalance goes on without a last commit", extra={"action": "rebalance"})
+        except Exception as error:
+            self._fail(error)
+        self._ready.clear()
+
+    async def _assigned(self, partitions: set[int]) -> None:
+        try:
+            log.info("assigned %s", sorted(partitions), extra={"action": "rebalance", "topic": self._topic})
+            for partition in sorted(self._states.keys() - partitions):
+                self._handler.lost(partition, self._states.pop(partition))
+            for partition in sorted(partitions):
+                self._start_loading(partition)
+        except Exception as error:
+            self._fail(error)
+
+    def _start_loading(self, partition: int) -> None:
+        self._loading[partition] = asyncio.create_task(self._load(partition))
+
+    async def _load(self, partition: int) -> None:
+        try:
+            state, offset = await self._handler.load(partition, self._states.get(partition))
+            self._states[partition] = state
+            self.seek(partition, offset)
+            self._ready.add(partition)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            if self._loading.get(partition) is asyncio.current_task():
+                del self._loading[partition]
+
+    async def _stop_loading(self) -> None:
+        loading, self._loading = list(self._loading.values()), {}
+        for task in loading:
+            task.cancel()
+        await asyncio.gather(*loading, return_exceptions=True)
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, revoked: Callable[[], object], assigned: Callable[[set[int]], object]) -> None:
+        self._on_revoked, self._on_assigned = revoked, assigned
+
+    def on_partitions_revoked(self, revoked: set[TopicPartition]) -> object:
+        return self._on_revoked()
+
+    def on_partitions_assigned(self, assigned: set[TopicPartition]) -> object:
+        return self._on_assigned({tp.partition for tp in assigned})
