@@ -38,6 +38,8 @@ class FailureReason(StrEnum):
     "The engine hit NaN and wrote an end id over the last token."
     BAD_ANSWER = "bad_answer"
     "Status 200, but not an answer of /generate."
+    TOO_LARGE = "too_large"
+    "The outcome is larger than a Kafka message may be."
 
 
 class Sequence(msgspec.Struct, tag="sequence.v1", frozen=True, kw_only=True, omit_defaults=True):
@@ -63,6 +65,11 @@ class Sequence(msgspec.Struct, tag="sequence.v1", frozen=True, kw_only=True, omi
     latency_seconds: float
     generated_at: float
 
+    @property
+    def record_id(self) -> bytes:
+        """The id of the record this is the outcome of."""
+        return self.prompt.id
+
 
 class Failure(msgspec.Struct, tag="failure.v1", frozen=True, kw_only=True, omit_defaults=True):
     """A prompt that will not become a row. `prompt` is absent only when the record could not be read."""
@@ -74,6 +81,11 @@ class Failure(msgspec.Struct, tag="failure.v1", frozen=True, kw_only=True, omit_
     rids: list[str] = []
     attempts: int = 0
     failed_at: float
+
+    @property
+    def record_id(self) -> bytes:
+        """The id of the record this is the outcome of."""
+        return self.id
 
 
 Outcome = Sequence | Failure

@@ -1,0 +1,1 @@
+"""Prompts in, outcomes out: the service that spends the GPU time."""

@@ -15,6 +15,11 @@ LEVEL = 3
 T = TypeVar("T")
 
 
+def schema_of(message: msgspec.Struct) -> bytes:
+    """The value of the `schema` header: the message's tag."""
+    return str(message.__struct_config__.tag).encode()
+
+
 class Encoder:
     """Not for use by two threads at once: the zstd context is reused."""
 
@@ -41,6 +46,8 @@ class Decoder(Generic[T]):
             raise Reject("undecodable", "empty value")
         try:
             size = zstandard.get_frame_parameters(data).content_size
+            if size == zstandard.CONTENTSIZE_UNKNOWN:
+                raise Reject("undecodable", "a zstd frame that does not state its size")
             if size > self._max_bytes:
                 raise Reject("undecodable", f"{size} bytes when unpacked, {self._max_bytes} are allowed")
             packed = self._decompress.decompress(data, max_output_size=size, allow_extra_data=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 from schemas.control import Control, Idle, idle_key
@@ -32,13 +32,15 @@ class ControlView:
 
 
 @asynccontextmanager
-async def following(kafka: Kafka, stopping: asyncio.Event) -> AsyncIterator[ControlView]:
-    """A view that keeps up with the control topic while inside."""
+async def following(
+    kafka: Kafka, spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
+) -> AsyncIterator[ControlView]:
+    """A view that keeps up with the control topic while inside; `spawn` runs what follows it (Context.spawn)."""
     view = ControlView()
     decoder: Decoder[Control] = Decoder(Control)  # type: ignore[arg-type]
-    async with kafka.started(kafka.admin, stopping) as admin:
+    async with kafka.started(kafka.admin) as admin:
         partitions = await partitions_of(admin, kafka.topics.control)
-    async with kafka.started(lambda: kafka.consumer(None, "read_committed"), stopping) as consumer:
+    async with kafka.started(lambda: kafka.consumer(None, "read_committed")) as consumer:
         consumer.assign(partitions)
         for partition, offset in (await consumer.beginning_offsets(partitions)).items():
             consumer.seek(partition, offset)
@@ -53,7 +55,7 @@ async def following(kafka: Kafka, stopping: asyncio.Event) -> AsyncIterator[Cont
                             # A newer version may write messages this one does not know: say so and go on.
                             log.warning("control message ignored: %s", reject.detail, extra={"offset": record.offset})
 
-        task = asyncio.create_task(follow())
+        task = spawn(follow())
         try:
             yield view
         finally:

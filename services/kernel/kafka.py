@@ -26,6 +26,8 @@ from services.kernel.settings import Settings
 log = logging.getLogger("tokenhaul.kafka")
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_VALUE_BYTES = MAX_MESSAGE_BYTES - 4096
+"""What a message may hold, with room for headers and the batch around it."""
 Isolation = Literal["read_committed", "read_uncommitted"]
 
 
@@ -188,6 +190,15 @@ async def group_offsets(
     """What `group` committed: {partition: (offset, metadata)}; a partition it never committed is left out."""
     answer = await admin.list_consumer_group_offsets(group, partitions=list(partitions))
     return {tp.partition: (value.offset, value.metadata) for tp, value in answer.items() if value.offset >= 0}
+
+
+async def caught_up(admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, group: str, topic: str) -> bool:
+    """Whether `group` has committed all there is of `topic`: up to the last stable offset, given by `consumer`, which
+    must be read_committed."""
+    partitions = await partitions_of(admin, topic)
+    committed = await group_offsets(admin, group, partitions)
+    ends = await consumer.end_offsets(partitions)
+    return all(committed.get(tp.partition, (-1, ""))[0] >= end for tp, end in ends.items())
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, ClassVar, Literal, Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from msgspec import Meta
 
@@ -49,30 +49,59 @@ class Context:
         self.until_idle = until_idle
         self.stopping = asyncio.Event()
         self.health = Health()
+        self._begun = False
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._spawned: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """The service is connected: from now on a stop is its own affair. Before, it is cancelled."""
+        self._begun = True
 
     def fail(self, error: BaseException) -> None:
         """End the service with `error`: for callbacks whose exceptions a library would swallow."""
         if not self._failure.done():
             self._failure.set_exception(error)
 
-    async def run(self, service: Awaitable[None]) -> None:
-        """Wait for the service, or for the first failure reported from outside of it."""
-        task = asyncio.ensure_future(service)
-        await asyncio.wait({task, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-        if self._failure.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            self._failure.result()
-        await task
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run `work` beside the service; its failure is the service's, and it ends with the service."""
+        task = asyncio.create_task(work)
+        self._spawned.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._spawned.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    async def run(self, service: Coroutine[None, None, None]) -> None:
+        """Wait for the service, for the first failure beside it, or for a stop before it has begun."""
+        task = asyncio.create_task(service)
+        stop = asyncio.create_task(self.stopping.wait())
+        try:
+            outside: set[asyncio.Future[Any]] = {task, stop, self._failure}
+            await asyncio.wait(outside, return_when=asyncio.FIRST_COMPLETED)
+            if self._begun:
+                await asyncio.wait(outside - {stop}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+            if task.done():
+                task.result()
+        finally:
+            left = {task, stop, *self._spawned}
+            for each in left:
+                each.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
 
 class Service(Protocol):
     """One service: made from its settings (nothing connects yet), then run once."""
 
-    metrics: StageMetrics
+    @property
+    def metrics(self) -> StageMetrics:
+        """What /metrics shows."""
 
-    async def run(self, context: Context) -> None:
+    def run(self, context: Context) -> Coroutine[None, None, None]:
         """The work, until it is done or `context.stopping` is set and what was in flight is dealt with."""
 
 

@@ -25,6 +25,7 @@ log = logging.getLogger("tokenhaul.partitions")
 S = TypeVar("S")
 _NOTHING = TopicPartition("", 0)
 _POLL_MS = 200
+_POLL_SECONDS = 5.0
 _HOOK_SECONDS = 30.0
 
 
@@ -77,9 +78,19 @@ class Member(Generic[S]):
         batches = await self._consumer.getmany(*(wanted or [_NOTHING]), timeout_ms=_POLL_MS, max_records=max(room, 1))
         return [record for tp, batch in batches.items() if tp.partition in self._ready for record in batch]
 
-    async def position(self, partition: int) -> int:
-        """The offset of the next record that `poll` would give, beyond any transaction markers."""
-        return int(await self._consumer.position(TopicPartition(self._topic, partition)))
+    async def position(self, partition: int) -> int | None:
+        """The offset of the next record that `poll` would give, beyond any transaction markers. None: not ready."""
+        if partition not in self._ready:
+            return None
+        try:
+            return int(await self._consumer.position(TopicPartition(self._topic, partition)))
+        except IllegalStateError:
+            return None
+
+    def log_end(self, partition: int) -> int | None:
+        """The end of the partition as of the last fetch (the last stable offset for a read_committed consumer)."""
+        tp = TopicPartition(self._topic, partition)
+        return self._consumer.last_stable_offset(tp) if partition in self._ready else None
 
     def seek(self, partition: int, offset: int) -> None:
         """Read on from `offset`."""

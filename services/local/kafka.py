@@ -1,0 +1,143 @@
+"""One Apache Kafka node (KRaft) on free loopback ports: jars by Maven into the user's cache, data in a given folder.
+
+A node that is started again on its folder keeps its ports and its data.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import uuid
+from pathlib import Path
+
+from services.kernel.errors import Fatal
+
+_POM = Path(__file__).with_name("pom.xml")
+_JAVA_VERSION = 17
+_WITHOUT = "or `docker compose up -d kafka`, or take a Kafka of yours (make demo KAFKA=host:port, run --kafka host:port)"
+
+
+def jars() -> Path:
+    """The folder with Kafka's jars, filled by Maven the first time. Raises Fatal saying what is missing."""
+    _require_java()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenhaul"
+    target = cache / f"kafka-{hashlib.sha256(_POM.read_bytes()).hexdigest()[:12]}"
+    if target.is_dir():
+        return target
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise Fatal(f"Maven is not installed, it fetches Kafka: install Maven (apt install maven), {_WITHOUT}")
+    cache.mkdir(parents=True, exist_ok=True)
+    # Maven writes beside the cache first: a folder that is there is complete.
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        out = Path(scratch) / "jars"
+        result = subprocess.run(
+            [maven, "-q", "-B", "-f", str(_POM), "dependency:copy-dependencies", "-DincludeScope=runtime",
+             f"-DoutputDirectory={out}"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if result.returncode:
+            raise Fatal(f"Maven could not fetch Kafka:\n{(result.stdout + result.stderr)[-2000:]}")
+        try:
+            out.rename(target)
+        except OSError:
+            if not target.is_dir():  # somebody else was faster, which is as well
+                raise
+    return target
+
+
+def _require_java() -> None:
+    java = shutil.which("java")
+    found = "there is none"
+    if java is not None:
+        version = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+        match = re.search(r'version "(\d+)', version)
+        if match and int(match[1]) >= _JAVA_VERSION:
+            return
+        found = f"{java} is {match[1] if match else 'of an unknown version'}"
+    raise Fatal(
+        f"Kafka needs Java {_JAVA_VERSION} or newer, {found}: install it (apt install openjdk-17-jre-headless), "
+        f"{_WITHOUT}"
+    )
+
+
+class LocalKafka:
+    """A node with its data in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._properties = folder / "server.properties"
+
+    def prepare(self) -> None:
+        """Get the jars; write the configuration and format the data folder unless that was done before."""
+        self._classpath = f"{jars()}/*"
+        if self._properties.exists():
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        draft = self._folder / "server.properties.new"
+        draft.write_text(_configuration(self._folder / "data", *free_ports(2)))
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        result = subprocess.run(
+            ["java", "-cp", self._classpath, "kafka.tools.StorageTool", "format",
+             "-t", cluster, "-c", str(draft), "--standalone"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if result.returncode:
+            raise Fatal(f"Kafka's data folder cannot be formatted:\n{(result.stdout + result.stderr)[-2000:]}")
+        draft.rename(self._properties)
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port to connect to."""
+        match = re.search(r"^advertised\.listeners=PLAINTEXT://(.*)$", self._properties.read_text(), re.MULTILINE)
+        assert match is not None
+        return match[1]
+
+    @property
+    def command(self) -> list[str]:
+        """What starts the node in the foreground; SIGTERM stops it cleanly."""
+        return [
+            "java", "-Xms256m", "-Xmx512m", "-XX:+UseG1GC",
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", self._classpath,
+            "kafka.Kafka", str(self._properties),
+        ]  # fmt: skip
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _configuration(data: Path, port: int, controller_port: int) -> str:
+    return f"""\
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=127.0.0.1:{controller_port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={data}
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=false
+"""

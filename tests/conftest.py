@@ -1,0 +1,43 @@
+"""Real parts shared by the tests: one Apache Kafka for the session."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from services.kernel.kafka import Kafka, KafkaSettings
+from services.local.kafka import LocalKafka
+from services.local.processes import Child, end
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """host:port of a running Kafka node."""
+    folder = tmp_path_factory.mktemp("kafka")
+    node = LocalKafka(folder)
+    node.prepare()
+    child = Child("kafka", node.command, folder / "log", os.environ)
+    host, port = node.bootstrap.split(":")
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection((host, int(port)), timeout=1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, f"Kafka did not start: {child.tail()}"
+                time.sleep(0.1)
+        yield node.bootstrap
+    finally:
+        end([child], 15)
+
+
+@pytest.fixture
+def kafka(broker: str, request: pytest.FixtureRequest) -> Kafka:
+    """Kafka with a topic prefix of this test's own."""
+    prefix = "".join(c if c.isalnum() else "-" for c in request.node.name)[:80] + f"-{time.time_ns()}"
+    return Kafka(KafkaSettings(bootstrap=[broker], prefix=prefix))

@@ -1,0 +1,70 @@
+"""Settings: what a wrong one says."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import pytest
+from msgspec import Meta
+
+from services.kernel.errors import SettingsError
+from services.kernel.settings import Settings, describe, load, refuse_unknown
+
+
+class Example(Settings, frozen=True, kw_only=True):
+    PREFIX: ClassVar[str] = "TOKENHAUL_EXAMPLE_"
+
+    engines: Annotated[list[str], Meta(min_length=1, description="base URLs")]
+    window: Annotated[int, Meta(ge=1, le=4096, description="in flight")] = 64
+    mode: Annotated[Literal["keep", "drop"], Meta(description="what to do")] = "keep"
+    strict: Annotated[bool, Meta(description="be strict")] = False
+    limit: Annotated[int | None, Meta(description="no limit when unset")] = None
+
+
+GOOD = {"TOKENHAUL_EXAMPLE_ENGINES": "http://a, http://b,"}
+
+
+def test_values_are_read_from_the_environment() -> None:
+    read = load(Example, GOOD | {"TOKENHAUL_EXAMPLE_WINDOW": "8", "TOKENHAUL_EXAMPLE_STRICT": "true", "PATH": "/bin"})
+    assert read == Example(engines=["http://a", "http://b"], window=8, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("WINDOW", "many", "an integer >= 1 and <= 4096"),
+        ("WINDOW", "0", "an integer >= 1 and <= 4096"),
+        ("MODE", "throw", "keep | drop"),
+        ("STRICT", "maybe", "true | false"),
+        ("ENGINES", ",", "a comma-separated list"),
+        ("LIMIT", "x", "an integer"),
+    ],
+)
+def test_a_wrong_one_names_variable_value_and_what_is_allowed(variable: str, value: str, allowed: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(Example, GOOD | {f"TOKENHAUL_EXAMPLE_{variable}": value})
+    assert str(refused.value) == f"TOKENHAUL_EXAMPLE_{variable}={value!r} is not allowed: it takes {allowed}"
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(Example, {"TOKENHAUL_EXAMPLE_MODE": "x"})
+    assert [line.split()[0] for line in str(refused.value).splitlines()] == [
+        "TOKENHAUL_EXAMPLE_MODE='x'",
+        "TOKENHAUL_EXAMPLE_ENGINES",
+    ]
+
+
+def test_a_misspelt_variable_is_refused_but_not_what_kubernetes_adds() -> None:
+    links = {"TOKENHAUL_INGEST_SERVICE_HOST": "10.0.0.1", "TOKENHAUL_INGEST_PORT_8080_TCP_ADDR": "10.0.0.1"}
+    refuse_unknown(GOOD | links, [Example])
+    with pytest.raises(SettingsError, match="TOKENHAUL_EXAMPLE_WINDOWS is not a setting"):
+        refuse_unknown(GOOD | {"TOKENHAUL_EXAMPLE_WINDOWS": "8"}, [Example])
+
+
+def test_describe_tells_everything_a_table_needs() -> None:
+    rows = {row.variable: row for row in describe(Example)}
+    assert rows["TOKENHAUL_EXAMPLE_ENGINES"].default is None
+    assert rows["TOKENHAUL_EXAMPLE_WINDOW"].default == "64"
+    assert rows["TOKENHAUL_EXAMPLE_LIMIT"].default == ""
+    assert rows["TOKENHAUL_EXAMPLE_MODE"].description == "what to do"
