@@ -38,7 +38,7 @@ _SERVICES = {
 _TOOLS = {
     "run": ("the whole pipeline on this machine, over your own files", "services.local.run"),
     "demo": ("the whole pipeline over the prompts that come with it", "services.local.demo"),
-    "engine": ("a small local engine behind SGLang's /generate", "services.local.engine"),
+    "engine": ("a small local engine behind SGLang's /generate", "services.local.engine.command"),
     "verify": ("prove that a dataset's shards are whole and right", "services.sink.verify"),
     "topics": ("create the topics, or compare them with what they must be", "services.kernel.topics_command"),
 }
@@ -46,6 +46,7 @@ _TOOLS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the process's exit status."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would advise to install PyTorch
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="tokenhaul", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterator
 
@@ -21,16 +20,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     node = LocalKafka(folder)
     node.prepare()
     child = Child("kafka", node.command, folder / "log", os.environ)
-    host, port = node.bootstrap.split(":")
     try:
         deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection((host, int(port)), timeout=1).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, f"Kafka did not start: {child.tail()}"
-                time.sleep(0.1)
+        while not node.listens():
+            assert time.monotonic() < deadline, f"Kafka did not start: {child.tail()}"
+            time.sleep(0.1)
         yield node.bootstrap
     finally:
         end([child], 15)

@@ -15,7 +15,7 @@ LEVEL = 3
 T = TypeVar("T")
 
 
-def schema_of(message: msgspec.Struct) -> bytes:
+def schema_of(message: msgspec.Struct | type[msgspec.Struct]) -> bytes:
     """The value of the `schema` header: the message's tag."""
     return str(message.__struct_config__.tag).encode()
 

@@ -48,7 +48,9 @@ def configure(form: Literal["auto", "json", "human"], level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(HumanFormatter() if human else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # A broker that is away makes aiokafka log every attempt; our own lines say which address and since when.
-    logging.getLogger("aiokafka").setLevel(max(logging.ERROR, logging.getLogger().level))
+    # A broker that is away makes aiokafka's client log every attempt; our own lines say which address and why.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    for part in ("consumer", "producer", "coordinator"):
+        logging.getLogger(f"aiokafka.{part}").setLevel(logging.ERROR)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.captureWarnings(True)

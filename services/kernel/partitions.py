@@ -57,6 +57,7 @@ class Member(Generic[S]):
         self._ready: set[int] = set()
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._committing = asyncio.Lock()
+        self._joined = False
 
     def subscribe(self) -> None:
         """Join the group."""
@@ -69,8 +70,8 @@ class Member(Generic[S]):
 
     @property
     def loaded(self) -> bool:
-        """Partitions are assigned and all of them are ready."""
-        return bool(self._ready) and not self._loading
+        """In the group, and all its partitions are ready (it has none where there are more members than partitions)."""
+        return self._joined and not self._loading
 
     async def poll(self, room: int, partitions: list[int]) -> list[ConsumerRecord]:
         """Up to `room` records of those `partitions` that are ready, in order of offset within each. Waits a moment."""
@@ -126,6 +127,7 @@ class Member(Generic[S]):
         await self._stop_loading()
 
     async def _revoked(self) -> None:
+        self._joined = False
         try:
             await self._stop_loading()
             async with asyncio.timeout(_HOOK_SECONDS):
@@ -135,6 +137,7 @@ class Member(Generic[S]):
         except Exception as error:
             self._fail(error)
         self._ready.clear()
+        await self._stop_loading()  # what was reloaded meanwhile: it must not seek in a partition of somebody else
 
     async def _assigned(self, partitions: set[int]) -> None:
         try:
@@ -143,6 +146,7 @@ class Member(Generic[S]):
                 self._handler.lost(partition, self._states.pop(partition))
             for partition in sorted(partitions):
                 self._start_loading(partition)
+            self._joined = True
         except Exception as error:
             self._fail(error)
 

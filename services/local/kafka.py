@@ -20,7 +20,9 @@ from services.kernel.errors import Fatal
 
 _POM = Path(__file__).with_name("pom.xml")
 _JAVA_VERSION = 17
-_WITHOUT = "or `docker compose up -d kafka`, or take a Kafka of yours (make demo KAFKA=host:port, run --kafka host:port)"
+_WITHOUT = (
+    "or `docker compose up -d kafka`, or take a Kafka of yours (make demo KAFKA=host:port, run --kafka host:port)"
+)
 
 
 def jars() -> Path:
@@ -98,6 +100,15 @@ class LocalKafka:
         match = re.search(r"^advertised\.listeners=PLAINTEXT://(.*)$", self._properties.read_text(), re.MULTILINE)
         assert match is not None
         return match[1]
+
+    def listens(self) -> bool:
+        """Whether it takes connections."""
+        host, _, port = self.bootstrap.partition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
 
     @property
     def command(self) -> list[str]:

@@ -1,0 +1,178 @@
+"""The pipeline on one machine: what runs, in which order it starts and ends, when it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from schemas.control import Control, Idle, idle_key
+from schemas.dead import DeadLetter
+from services.kernel import topics
+from services.kernel.codec import Decoder
+from services.kernel.errors import Fatal
+from services.kernel.kafka import Kafka, KafkaSettings
+from services.local.kafka import LocalKafka, free_ports
+from services.local.processes import Child, end
+from services.local.progress import Progress
+
+WriteSources = Callable[[Path], Path]
+"""Writes a sources file into a folder and returns its path."""
+
+_POLL_SECONDS = 0.25
+_END_SECONDS = 15.0
+_ENGINE_SLOTS = 4
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run. Without `engines` and `kafka`, local ones are started."""
+
+    out: Path
+    dataset: str
+    model: str
+    tokenizer: Path
+    engines: list[str]
+    kafka: str | None
+    partitions: int
+    sources: Path
+
+    @property
+    def prefix(self) -> str:
+        """Of the topics: every output directory has its own, also on a Kafka that others use."""
+        place = hashlib.blake2b(str(self.out).encode(), digest_size=4).hexdigest()
+        return f"tokenhaul-{self.dataset}-{place}"
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it, as Kafka tells it."""
+
+    idle: Idle
+    dead: list[DeadLetter]
+    seconds: float
+    restarts: dict[str, int]
+
+
+def run(plan: Plan) -> Result:
+    """Run to the end. Raises Fatal when something ends that must not; leaves no process behind, however it ends."""
+    started = time.monotonic()
+    infrastructure: list[Child] = []
+    services: list[Child] = []
+    try:
+        kafka = Kafka(KafkaSettings(bootstrap=[_start_kafka(plan, infrastructure)], prefix=plan.prefix))
+        engines = plan.engines or [_start_engine(plan, infrastructure)]
+        asyncio.run(_create_topics(plan, kafka))
+        run_id = uuid.uuid4().hex
+        with Progress() as progress:
+            for name in ("ingest", "generate", "sink"):
+                services.append(_start_service(plan, name, kafka, engines, run_id, progress))
+            _watch(infrastructure, services, progress, lambda: asyncio.run(_idle_mark(kafka, run_id)))
+        return asyncio.run(_result(kafka, run_id, time.monotonic() - started, infrastructure + services))
+    finally:
+        end(services, _END_SECONDS)
+        end(infrastructure, _END_SECONDS)
+
+
+def _watch(
+    infrastructure: list[Child], services: list[Child], progress: Progress, idle_mark: Callable[[], Idle]
+) -> None:
+    """Until all services have ended by themselves: start again what was killed, show how far it is."""
+    ingest = services[0]
+    while not all(service.done for service in services):
+        for child in infrastructure + services:
+            if child.keep_running():
+                progress.say(f"{child.name} was killed: started again")
+        if ingest.done and progress.prompts is None:
+            progress.prompts = published(idle_mark())
+        progress.update()
+        time.sleep(_POLL_SECONDS)
+
+
+def published(mark: Idle) -> int:
+    """Prompts on the topic, of all sources since their beginning."""
+    return sum(totals.published for totals in mark.sources.values())
+
+
+def _start_kafka(plan: Plan, children: list[Child]) -> str:
+    if plan.kafka:
+        return plan.kafka
+    node = LocalKafka(plan.out / ".run" / "kafka")
+    node.prepare()
+    broker = Child("kafka", node.command, _log(plan, "kafka"), os.environ)
+    children.append(broker)
+    while not node.listens():
+        if broker.keep_running():
+            raise Fatal(f"Kafka did not start; the end of {broker.log}:\n{broker.tail()}")
+        time.sleep(_POLL_SECONDS)
+    return node.bootstrap
+
+
+def _start_engine(plan: Plan, children: list[Child]) -> str:
+    (port,) = free_ports(1)
+    command = [*_TOKENHAUL, "engine", "--port", str(port), "--slots", str(_ENGINE_SLOTS)]
+    children.append(Child("engine", command, _log(plan, "engine"), os.environ | {"OMP_NUM_THREADS": "1"}))
+    return f"http://127.0.0.1:{port}"
+
+
+def _start_service(plan: Plan, name: str, kafka: Kafka, engines: list[str], run_id: str, progress: Progress) -> Child:
+    (port,) = free_ports(1)
+    progress.watch(name, port)
+    settings = {
+        "TOKENHAUL_RUN_ID": run_id,
+        "TOKENHAUL_LOG_FORMAT": "json",
+        "TOKENHAUL_METRICS_PORT": str(port),
+        "TOKENHAUL_DRAIN_SECONDS": "5",
+        "TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address,
+        "TOKENHAUL_KAFKA_PREFIX": plan.prefix,
+        # A static member that is killed and started again has its partitions at once.
+        "TOKENHAUL_KAFKA_INSTANCE": f"{name}-0",
+        "TOKENHAUL_INGEST_SOURCES_FILE": str(plan.sources),
+        "TOKENHAUL_INGEST_TOKENIZER": str(plan.tokenizer),
+        "TOKENHAUL_GENERATOR_ENGINES": ",".join(engines),
+        "TOKENHAUL_SINK_ROOT": str(plan.out),
+        "TOKENHAUL_SINK_MAX_AGE_SECONDS": "30",
+    }
+    if not plan.engines:
+        settings["TOKENHAUL_GENERATOR_WINDOW"] = str(_ENGINE_SLOTS)
+    return Child(name, [*_TOKENHAUL, name, "--until-idle"], _log(plan, name), os.environ | settings)
+
+
+_TOKENHAUL = (sys.executable, "-m", "services.cli")
+
+
+def _log(plan: Plan, name: str) -> Path:
+    return plan.out / ".run" / f"{name}.log"
+
+
+async def _create_topics(plan: Plan, kafka: Kafka) -> None:
+    async with kafka.started(kafka.admin) as admin:
+        brokers = len((await admin.describe_cluster())["brokers"])
+    replication = min(3, brokers)
+    dataset = topics.new_dataset(plan.dataset, plan.model, plan.partitions)
+    await topics.create(kafka, dataset, replication, min_isr=2 if replication == 3 else 1)
+
+
+async def _idle_mark(kafka: Kafka, run_id: str) -> Idle:
+    """What ingest wrote when it ended. Raises Fatal when it did not."""
+    decoder: Decoder[Control] = Decoder(Control)  # type: ignore[arg-type]
+    marks = [record async for record in kafka.read_all(kafka.topics.control) if record.key == idle_key(run_id)]
+    mark = decoder.decode(marks[-1].value) if marks else None
+    if not isinstance(mark, Idle):
+        raise Fatal(f"no idle mark of run {run_id} in {kafka.topics.control}, although ingest ended well")
+    return mark
+
+
+async def _result(kafka: Kafka, run_id: str, seconds: float, children: list[Child]) -> Result:
+    letters = Decoder(DeadLetter)
+    return Result(
+        idle=await _idle_mark(kafka, run_id),
+        dead=[letters.decode(record.value) async for record in kafka.read_all(kafka.topics.dead)],
+        seconds=seconds,
+        restarts={child.name: child.restarts for child in children if child.restarts},
+    )

@@ -1,0 +1,169 @@
+"""`tokenhaul run` as a user starts it: three service processes, a real Kafka, one dataset."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import datasets
+import pytest
+
+from services.kernel.errors import Fatal
+from services.local import kafka as local_kafka
+from services.local.run import LOCAL_TOKENIZER
+from services.sink.verify import verify
+from tests.support.processes import alive, children, fake_engine, kill, tokenhaul, wait_for
+
+DATA = Path(__file__).parent.parent / "data" / "prompts"
+
+
+def prompts(folder: Path, count: int) -> Path:
+    """A file of `count` different prompts, made of real ones."""
+    lines = (DATA / "openai_messages.jsonl").read_text().splitlines()
+    target = folder / "prompts.jsonl"
+    with target.open("w") as file:
+        for number in range(count):
+            record = json.loads(lines[number % len(lines)])
+            record["id"] = f"{record['id']}-{number}"
+            record["messages"][0]["content"] += f" ({number})"
+            file.write(json.dumps(record) + "\n")
+    return target
+
+
+def generations(log: Path) -> Counter[tuple[int, ...]]:
+    """How often a generation was started, by prompt, as the engine noted it."""
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    return Counter(tuple(entry["input_ids"]) for entry in entries if entry["type"] == "Started")
+
+
+def test_from_a_file_to_a_dataset(tmp_path: Path, broker: str) -> None:
+    file = prompts(tmp_path, 200)
+    with file.open("a") as more:
+        more.write('{"messages": "not a list"}\n')
+    with fake_engine(tmp_path) as (url, log):
+        run = tokenhaul(
+            "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--kafka", broker,
+            "--out", tmp_path / "out",
+        )  # fmt: skip
+        output, _ = run.communicate(timeout=100)
+        assert run.returncode == 0, output
+        entries = [json.loads(line) for line in log.read_text().splitlines()]
+    logged = {entry["rid"]: entry for entry in entries if entry["type"] == "Ended"}
+    assert re.search(r"prompts +│ 200 ", output)
+    assert f"refused {file}:201: " in output.replace("\n", "")
+    loaded = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "out/out/partition=*/*.parquet"), split="train", cache_dir=tmp_path / "hf"
+    )
+    assert loaded.num_rows == 200
+    for row in loaded:
+        engine = logged[row["rids"][-1]]
+        assert row["input_ids"] == engine["input_ids"] + engine["output_ids"], "not what the engine was sent and made"
+        assert row["loss_mask"] == [0] * len(engine["input_ids"]) + [1] * len(engine["output_ids"])
+
+
+def test_kill_9_of_every_service_loses_and_repeats_nothing(tmp_path: Path, broker: str) -> None:
+    slots, seconds, count = 16, 0.1, 1200
+    file = prompts(tmp_path, count)
+    with fake_engine(tmp_path, "--slots", str(slots), "--latency", str(seconds)) as (url, log):
+        run = tokenhaul(
+            "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--kafka", broker,
+            "--out", tmp_path / "out", TOKENHAUL_SINK_MAX_ROWS="50", TOKENHAUL_INGEST_BATCH_RECORDS="4",
+        )  # fmt: skip
+        for service, generated in (("ingest", 50), ("generate", 100), ("sink", 300), ("generate", 500)):
+            wait_for(partial(_generated, log, generated), 60)
+            wait_for(partial(_runs, run.pid, service), 30)
+            kill(children(run.pid)[service])
+        output, _ = run.communicate(timeout=110)
+        assert run.returncode == 0, output
+        started = generations(log)
+    assert output.count("was killed: started again") == 4
+    report = verify(tmp_path / "out", LOCAL_TOKENIZER)
+    assert report.ok, report.text()
+    assert (report.rows, report.failures) == (count, {})
+    # Of each of the generator's two deaths: what was in flight, and what finished since the last commit (1 s).
+    assert sum(started.values()) - count <= 2 * (slots + slots / seconds)
+
+
+def _generated(log: Path, count: int) -> bool:
+    return log.exists() and sum(generations(log).values()) >= count
+
+
+def _runs(pid: int, service: str) -> bool:
+    return service in children(pid)
+
+
+@pytest.mark.parametrize("after", ["start", "work"])
+def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, after: str) -> None:
+    file = prompts(tmp_path, 2000)
+    with fake_engine(tmp_path, "--latency", "1") as (url, log):
+        run = tokenhaul(
+            "run",
+            file,
+            "--max-new-tokens",
+            64,
+            "--engine",
+            url,
+            "--tokenizer",
+            LOCAL_TOKENIZER,
+            "--out",
+            tmp_path / "out",
+        )
+        wait_for(lambda: "kafka" in children(run.pid), 60)
+        if after == "work":
+            wait_for(lambda: log.exists() and log.stat().st_size > 1000, 60)
+        left = children(run.pid)
+        run.send_signal(signal.SIGINT)
+        output, _ = run.communicate(timeout=60)
+    assert run.returncode == 130, output
+    assert not [name for name, pid in left.items() if alive(pid)]
+
+
+def test_the_parent_killed_takes_its_children_along(tmp_path: Path) -> None:
+    run = tokenhaul("run", prompts(tmp_path, 10), "--max-new-tokens", 64, "--out", tmp_path / "out")
+    wait_for(lambda: {"kafka", "engine"} <= children(run.pid).keys(), 60)
+    left = children(run.pid)
+    kill(run.pid)
+    run.communicate(timeout=10)
+    wait_for(lambda: not [pid for pid in left.values() if alive(pid)], 20)
+
+
+def test_the_local_engine_answers_in_place_of_a_real_one(tmp_path: Path, broker: str) -> None:
+    run = tokenhaul("run", prompts(tmp_path, 6), "--max-new-tokens", 12, "--kafka", broker, "--out", tmp_path / "out")
+    output, _ = run.communicate(timeout=100)
+    assert run.returncode == 0, output
+    report = verify(tmp_path / "out", LOCAL_TOKENIZER)
+    assert (report.rows, report.rerendered) == (6, 6)
+
+
+def test_an_engine_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    run = tokenhaul("run", prompts(tmp_path, 1), "--max-new-tokens", 8, "--engine", "http://127.0.0.1:1")
+    output, _ = run.communicate(timeout=30)
+    assert run.returncode == 2
+    assert "--engine needs --tokenizer DIR" in output
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("java", "Kafka needs Java 17 or newer, there is none: install it"), ("mvn", "Maven is not installed")],
+)
+def test_what_is_missing_is_named_with_ways_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, message: str
+) -> None:
+    for tool in ("java", "mvn"):
+        if tool != missing:
+            (tmp_path / tool).write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
+            (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + "/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "services.local.kafka.shutil.which", lambda name: None if name == missing else str(tmp_path / name)
+    )
+    with pytest.raises(Fatal, match=message) as refused:
+        local_kafka.jars()
+    assert "docker compose up" in str(refused.value)
+    assert "KAFKA=host:port" in str(refused.value)

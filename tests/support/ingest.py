@@ -1,0 +1,124 @@
+"""What the tests of ingest share: tokenizers, the shipped prompts, a maker of prompts, a Kafka that is a dictionary."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from services.ingest import model, request
+from services.ingest.lines import Line
+from services.ingest.prompts import PromptMaker
+from services.ingest.settings import IngestSettings
+from services.ingest.sources import Source
+from services.ingest.tokenizer import ChatTokenizer
+from services.kernel.kafka import Kafka, KafkaSettings
+
+DATA = Path(__file__).parents[1] / "data"
+PROMPTS = sorted((DATA / "prompts").glob("*.jsonl"))
+KIMI = DATA / "tokenizers" / "kimi-like"
+SMOLLM2 = Path(__file__).parents[2] / "services" / "local" / "data" / "smollm2"
+
+
+@cache
+def tokenizer(directory: Path) -> ChatTokenizer:
+    """Loaded once: they are not changed by use."""
+    return ChatTokenizer(str(directory))
+
+
+def with_template(template: str, folder: Path, base: Path = KIMI) -> Path:
+    """A copy of `base` with another chat template."""
+    directory = folder / "tokenizer"
+    shutil.copytree(base, directory)
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return directory
+
+
+def maker(
+    directory: Path = SMOLLM2,
+    *,
+    store_messages: bool = True,
+    context: int = 0,
+    vocab: int = 0,
+    **asks: Any,
+) -> PromptMaker:
+    """The maker of a source that asks `asks`, for the tokenizer in `directory`."""
+    source = msgspec.convert({"name": "s", "files": ["s.jsonl"], "max_new_tokens": 64, **asks}, Source)
+    settings = IngestSettings(sources_file="", tokenizer=str(directory), context_length=context, vocab_size=vocab)
+    used = tokenizer(directory)
+    asked = request.resolve(source, "the-model", model.load(settings), used)
+    return PromptMaker(asked, used, store_messages=store_messages)
+
+
+def lines(*records: Any) -> list[Line]:
+    """Lines as they are read from a file: bytes as they are, anything else as JSON."""
+    return [
+        Line(row, record if isinstance(record, bytes) else msgspec.json.encode(record))
+        for row, record in enumerate(records, 1)
+    ]
+
+
+def chat(*contents: str) -> dict[str, Any]:
+    """A record of user and assistant turns in alternation."""
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[n % 2], "content": content} for n, content in enumerate(contents)]}
+
+
+class FakeKafka(Kafka):
+    """Topics as lists of committed records. `answers` says, commit by commit, what goes wrong: None is well."""
+
+    def __init__(self, *answers: BaseException | None, answer_lost: bool = False) -> None:
+        super().__init__(KafkaSettings(bootstrap=["nowhere:1"], prefix="t"))
+        self.records: dict[str, list[Any]] = {}
+        self.answers, self.answer_lost = list(answers), answer_lost
+        self.on_commit: Callable[[], None] = lambda: None
+
+    def topic(self, name: str) -> list[Any]:
+        """The committed records of `<prefix>.<name>`."""
+        return self.records.setdefault(f"t.{name}", [])
+
+    @asynccontextmanager
+    async def started(self, make: Any, stopping: Any = None) -> AsyncIterator[Any]:
+        yield FakeProducer(self)
+
+    async def read_all(self, topic: str, isolation: Any = "read_committed") -> AsyncIterator[Any]:
+        for record in list(self.records.get(topic, [])):
+            yield record
+
+    def commit(self, records: list[Any]) -> None:
+        """Take a transaction, or fail: before it is taken, or after it with the answer lost."""
+        error = self.answers.pop(0) if self.answers else None
+        if error is None or self.answer_lost:
+            for record in records:
+                self.records.setdefault(record.topic, []).append(record)
+        if error is not None:
+            raise error
+        self.on_commit()
+
+
+class FakeProducer:
+    """A transactional producer of a FakeKafka."""
+
+    def __init__(self, kafka: FakeKafka) -> None:
+        self._kafka = kafka
+        self._open: list[Any] = []
+
+    async def begin_transaction(self) -> None:
+        self._open = []
+
+    async def send(self, topic: str, value: bytes, key: Any, partition: Any, *, headers: Any) -> asyncio.Future[None]:
+        record = SimpleNamespace(topic=topic, value=value, key=key, partition=partition, headers=headers, offset=0)
+        self._open.append(record)
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
+
+    async def commit_transaction(self) -> None:
+        self._kafka.commit(self._open)
