@@ -1,7 +1,8 @@
 """/livez, /readyz and /metrics of a service.
 
-Live: the event loop runs and the service's own loop turned lately. Ready: the service's Kafka side works. Engines and
-lag are in neither: a pod must not be restarted, nor a rollout held, because an engine loads for ten minutes.
+Ready: the service's Kafka side works. Live: the event loop runs, and while the service is ready its own loop turned
+lately; while it waits for Kafka there is nothing a restart would mend. Engines and lag are in neither: a pod must not be
+restarted, nor a rollout held, because an engine loads for ten minutes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Health:
 
     def set_ready(self, *, because: str = "") -> None:
         """Ready, or not ready `because` of something."""
+        if self._not_ready and not because:
+            self.beat()
         self._not_ready = because
 
     @property
@@ -36,8 +39,8 @@ class Health:
 
     @property
     def loop_age(self) -> float:
-        """Seconds since the service's loop turned."""
-        return time.monotonic() - self._beat
+        """Seconds since the loop of a ready service turned."""
+        return 0.0 if self._not_ready else time.monotonic() - self._beat
 
 
 async def serve(health: Health, registry: CollectorRegistry, host: str, port: int) -> web.AppRunner:

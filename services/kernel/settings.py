@@ -116,9 +116,9 @@ def _allowed(hint: Any) -> str:
     if bare is bool:
         return "true | false"
     if bare not in (int, float):
-        return "text"
+        return f"text like {meta.pattern}" if meta.pattern else "text"
     bounds = [
-        f"{sign} {bound:g}"
+        f"{sign} {bound}"
         for sign, bound in ((">=", meta.ge), (">", meta.gt), ("<=", meta.le), ("<", meta.lt))
         if bound is not None
     ]
@@ -132,4 +132,6 @@ def _show(field: Any) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -97,6 +97,21 @@ def _runs(pid: int, service: str) -> bool:
     return service in children(pid)
 
 
+def test_run_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    file = prompts(tmp_path, 40)
+    with fake_engine(tmp_path) as (url, log):
+        for wanted in (40, 60):
+            prompts(tmp_path, wanted)  # the same ones, and more behind them
+            run = tokenhaul(
+                "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER,
+                "--out", tmp_path / "out",
+            )  # fmt: skip
+            output, _ = run.communicate(timeout=100)
+            assert run.returncode == 0, output
+            assert verify(tmp_path / "out").rows == wanted
+        assert set(generations(log).values()) == {1}
+
+
 @pytest.mark.parametrize("after", ["start", "work"])
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, after: str) -> None:
     file = prompts(tmp_path, 2000)

@@ -1,0 +1,154 @@
+"""What Kafka holds of ingest's work, and the one way to add to it: a transaction of prompts, letters and a cursor.
+
+A crash at any moment leaves either all of a batch or nothing of it, so that a restart neither loses nor repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError, ProducerFenced
+
+from schemas import ids
+from schemas.control import Idle, idle_key
+from schemas.cursors import Cursor
+from schemas.dead import DeadLetter
+from schemas.prompts import Prompt
+from services.ingest import cursor as cursors
+from services.ingest.lines import Mark
+from services.ingest.metrics import IngestMetrics
+from services.ingest.prompts import Made, Ready
+from services.ingest.reader import Batch
+from services.ingest.request import Request
+from services.kernel.codec import Decoder, Encoder, schema_of
+from services.kernel.errors import Fatal, Reject, Retry
+from services.kernel.kafka import Kafka
+from services.kernel.seen import SeenIds, pack
+
+log = logging.getLogger("tokenhaul.ingest")
+
+# A transaction that takes longer is given up with its producer; whether it was committed the cursors will tell.
+COMMIT_SECONDS = 30.0
+# Kafka itself gives one up after transaction_timeout_ms (services.kernel.kafka), which looks like being fenced.
+TRANSACTION_SECONDS = 15.0
+_READ_AT_ONCE = 4096
+
+
+class Ledger:
+    """Cursors and record ids as committed. `producer` is transactional and started, which fenced any predecessor."""
+
+    def __init__(self, kafka: Kafka, producer: AIOKafkaProducer, partitions: int, metrics: IngestMetrics) -> None:
+        self._kafka, self._producer, self._partitions, self._metrics = kafka, producer, partitions, metrics
+        self._encoder = Encoder()
+        self._seen = SeenIds()
+        self._cursors: dict[tuple[str, str], Cursor] = {}
+
+    async def recover(self) -> None:
+        """Read cursors and ids to their stable ends. Raises Fatal for a cursor this version cannot read."""
+        decoder = Decoder(Cursor)
+        async for record in self._kafka.read_all(self._kafka.topics.cursors):
+            try:
+                cursor = decoder.decode(record.value)
+            except Reject as reject:
+                where = f"{record.topic}, offset {record.offset}"
+                raise Fatal(f"{where}: not a cursor this version of tokenhaul reads: {reject}") from reject
+            self._cursors[cursor.source, cursor.file] = cursor
+        found: list[bytes] = []
+        async for record in self._kafka.read_all(self._kafka.topics.prompts):
+            found += [value for name, value in record.headers if name == "id" and len(value) == ids.ID_BYTES]
+            if len(found) >= _READ_AT_ONCE:
+                await self._remember(found)
+                found = []
+        await self._remember(found)
+        log.info(
+            "%d prompts are on the topic, %d files have a cursor", len(self._seen), len(self._cursors),
+            extra={"action": "recovered"},
+        )  # fmt: skip
+
+    def begin(self, request: Request, file: str) -> Mark:
+        """Where to read on in a file. Raises Fatal when the source asks otherwise than it did."""
+        source = request.source
+        stored = self._cursors.get((source.name, file))
+        cursor = cursors.resume(stored, source.name, file, source.revision, request.settings)
+        self._cursors[source.name, file] = cursor
+        return cursors.mark_of(cursor)
+
+    async def publish(self, batch: Batch, made: Made) -> None:
+        """One transaction: what of `made` is new, its letters, and the cursor behind `batch`.
+
+        Raises Retry when Kafka did not take it (this ledger and its producer are then done with), Fatal when another
+        ingest took over."""
+        name = batch.source.name
+        new = self._new(made.prompts)
+        repeated = len(made.prompts) - len(new)
+        stored = self._cursors[name, batch.file]
+        cursor = cursors.advance(stored, batch.mark, len(new), repeated, made.refused)
+        topics = self._kafka.topics
+        await self._commit(
+            [
+                *(_Message(topics.prompts, ready.value, Prompt, id=ready.id) for ready in new),
+                *(_Message(topics.dead, letter.value, DeadLetter, key=letter.key) for letter in made.letters),
+                _Message(topics.cursors, self._encoder.encode(cursor), Cursor, key=cursors.key(name, batch.file)),
+            ]
+        )
+        self._cursors[name, batch.file] = cursor
+        await self._remember([ready.id for ready in new])
+        tokens = sum(ready.tokens for ready in new)
+        self._metrics.hauled(name, len(batch.lines), len(new), repeated, made.refused, tokens)
+
+    async def idle(self, run: str, sources: Iterable[str]) -> None:
+        """Say that this run's prompts are all on the topic. Raises as `publish` does."""
+        mark = Idle(run=run, sources=cursors.totals(self._cursors.values(), sources), created_at=time.time())
+        await self._commit([_Message(self._kafka.topics.control, self._encoder.encode(mark), Idle, key=idle_key(run))])
+
+    def _new(self, prompts: list[Ready]) -> list[Ready]:
+        """Those not on the topic, each once."""
+        on_topic = self._seen.contains(pack([ready.id for ready in prompts]))
+        first = {ready.id: ready for ready, seen in zip(prompts, on_topic, strict=True) if not seen}
+        return list(first.values())
+
+    async def _remember(self, found: list[bytes]) -> None:
+        # In a thread: every now and then the index grows, and moves millions of ids.
+        await asyncio.to_thread(self._seen.add, pack(found))
+
+    async def _commit(self, messages: list[_Message]) -> None:
+        """Send all in one transaction, or nothing."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(COMMIT_SECONDS):
+                await self._producer.begin_transaction()
+                await asyncio.gather(*[await self._send(message) for message in messages])
+                await self._producer.commit_transaction()
+        except ProducerFenced as error:
+            if time.monotonic() - began < TRANSACTION_SECONDS:
+                raise Fatal("another ingest took over: only one may run for these topics") from error
+            raise Retry("transaction_timeout", "Kafka gave the transaction up") from error
+        except (KafkaError, TimeoutError) as error:
+            raise Retry("kafka", f"a transaction failed: {error!r}") from error
+        self._metrics.transaction_seconds.observe(time.monotonic() - began)
+
+    async def _send(self, message: _Message) -> asyncio.Future[Any]:
+        """A record's partition is decided by its id, all others' by their key."""
+        headers = [("schema", schema_of(message.type))]
+        partition = None
+        if message.id is not None:
+            headers.append(("id", message.id))
+            partition = ids.partition(message.id, self._partitions)
+        sent: asyncio.Future[Any] = await self._producer.send(
+            message.topic, message.value, message.key, partition, headers=headers
+        )
+        return sent
+
+
+class _Message(NamedTuple):
+    topic: str
+    value: bytes
+    type: type[msgspec.Struct]
+    key: bytes | None = None
+    id: bytes | None = None

@@ -1,0 +1,57 @@
+"""What ingest exports beside the metrics of every stage: per source what was done, and how much there is to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import Histogram
+
+from services.kernel.metrics import StageMetrics
+
+_TRANSACTION_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class IngestMetrics(StageMetrics):
+    """(size_bytes - read_bytes) / rate(read_bytes) is the time left of a source, while its files do not grow."""
+
+    def __init__(self) -> None:
+        super().__init__("ingest")
+        self._seen = self.counter("tokenhaul_ingest_seen", "Records read, blank lines aside.", "source")
+        self._published = self.counter("tokenhaul_ingest_published", "Prompts published.", "source")
+        self._repeated = self.counter(
+            "tokenhaul_ingest_repeated", "Prompts not published, because they are on the topic already.", "source"
+        )
+        self._refused = self.counter("tokenhaul_ingest_refused", "Records refused, by reason.", "source", "reason")
+        self._tokens = self.counter("tokenhaul_ingest_prompt_tokens", "Token ids of published prompts.", "source")
+        self._read_bytes = self.gauge(
+            "tokenhaul_ingest_read_bytes", "Bytes of the source's files that are read.", "source"
+        )
+        self._size_bytes = self.gauge("tokenhaul_ingest_size_bytes", "Bytes of the source's files.", "source")
+        self.transaction_seconds = Histogram(
+            "tokenhaul_ingest_transaction_seconds",
+            "From the beginning of a transaction to its commit.",
+            buckets=_TRANSACTION_SECONDS,
+            registry=self.registry,
+        )
+
+    def hauled(
+        self, source: str, seen: int, published: int, repeated: int, refused: Mapping[str, int], tokens: int
+    ) -> None:
+        """A batch is committed."""
+        self._seen.labels(source).inc(seen)
+        self._published.labels(source).inc(published)
+        self._repeated.labels(source).inc(repeated)
+        self._tokens.labels(source).inc(tokens)
+        for reason, count in refused.items():
+            self._refused.labels(source, reason).inc(count)
+            for _ in range(count):
+                self.rejected(reason)
+        self.records_out.inc(published)
+        self.last_record.set_to_current_time()
+
+    def progress(self, sources: Mapping[str, tuple[int, int]], in_progress: int) -> None:
+        """How far each source is, as (bytes read, bytes there are), and the records being tokenized or published."""
+        for source, (read, size) in sources.items():
+            self._read_bytes.labels(source).set(read)
+            self._size_bytes.labels(source).set(size)
+        self.in_progress.set(in_progress)

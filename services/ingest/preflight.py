@@ -1,0 +1,103 @@
+"""Before the first prompt of a source: does its way of tokenizing give what plain transformers gives?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.ingest import model, request
+from services.ingest.lines import Line, Mark, read_lines
+from services.ingest.prompts import PromptMaker, Rendered
+from services.ingest.settings import IngestSettings
+from services.ingest.sources import Source, Sources, find_files
+from services.ingest.tokenizer import ChatTokenizer
+from services.kernel.errors import Fatal, Reject
+
+log = logging.getLogger("tokenhaul.ingest")
+
+RECORDS = 32
+LOOKED_AT = 1024  # lines of a file, when few of them can be asked
+_PROBE = [{"role": "user", "content": "Hello"}]
+
+
+def prepare(settings: IngestSettings, declared: Sources, label: str) -> dict[str, PromptMaker]:
+    """The makers of all sources, for the model of this label, tried on what the files hold. Raises Fatal."""
+    facts, tokenizer = model.load(settings), ChatTokenizer(settings.tokenizer)
+    makers = {}
+    for source in declared.sources:
+        asked = request.resolve(source, label, facts, tokenizer)
+        maker = PromptMaker(asked, tokenizer, store_messages=settings.store_messages)
+        prove_template(maker)
+        prove_source(maker, declared.folder)
+        makers[source.name] = maker
+    return makers
+
+
+def prove_template(maker: PromptMaker) -> None:
+    """Raises Fatal for a template that does not open the answer: the model would continue the user's turn."""
+    source, tokenizer = maker.request.source, maker.tokenizer
+    kwargs = source.chat_template_kwargs
+    try:
+        with_prompt = tokenizer.render(_PROBE, None, kwargs)
+        without = tokenizer.render(_PROBE, None, kwargs, generation_prompt=False)
+    except Reject as reject:
+        raise Fatal(f"source {source.name!r}: the chat template cannot render a user's turn: {reject.detail}") from None
+    if with_prompt == without:
+        raise _no_generation_prompt(source, "a user's turn")
+
+
+def prove(maker: PromptMaker, file: str, lines: Sequence[Line]) -> int:
+    """Hold the records of `lines` against plain transformers, one by one; how many there were. One proves the maker.
+
+    Raises Fatal for the first that differs or has no generation prompt. Refused records are not looked at."""
+    source, tokenizer, rendered = maker.request.source, maker.tokenizer, _rendered(maker, lines)
+    for item, ids in zip(rendered, tokenizer.encode([item.text for item in rendered]), strict=True):
+        chat, kwargs = item.conversation, source.chat_template_kwargs
+        where = f"{file}, line {item.line.row}"
+        if tokenizer.plain(chat.messages, chat.tools, kwargs) != ids:
+            raise Fatal(
+                f"source {source.name!r}: {where}: encoding the rendered text gives other ids than the tokenizer's own "
+                "apply_chat_template. The prompts would not be those the model is served with"
+            )
+        # After a tool's result some templates (DeepSeek-V3.1) go on within the assistant's turn: nothing to open.
+        if chat.messages[-1]["role"] == "user":
+            bare = tokenizer.render(chat.messages, chat.tools, kwargs, generation_prompt=False)
+            if bare == item.text:
+                raise _no_generation_prompt(source, where)
+    maker.proven = maker.proven or bool(rendered)
+    return len(rendered)
+
+
+def prove_source(maker: PromptMaker, folder: Path) -> int:
+    """Look at the first records of a source's files, as far as there are any; how many there were."""
+    source, count = maker.request.source, 0
+    files = find_files(source, folder).files
+    for name, path in files.items():
+        mark, more = Mark(), path.exists()
+        while more and count < RECORDS and mark.row < LOOKED_AT:
+            taken = read_lines(path, mark, max_lines=RECORDS - count)
+            count += prove(maker, name, taken.lines)
+            more, mark = taken.mark != mark, taken.mark
+    log.info(
+        "source %s: %d files; %d records tokenized both ways agree", source.name, len(files), count,
+        extra={"action": "preflight", "records": count},
+    )  # fmt: skip
+    return count
+
+
+def _rendered(maker: PromptMaker, lines: Sequence[Line]) -> list[Rendered]:
+    rendered = []
+    for line in lines:
+        try:
+            rendered.append(maker.render(line))
+        except Reject:
+            continue  # refused by name when its turn comes
+    return rendered
+
+
+def _no_generation_prompt(source: Source, where: str) -> Fatal:
+    return Fatal(
+        f"source {source.name!r}: add_generation_prompt adds nothing to the rendered prompt ({where}): the template "
+        "has no generation prompt. Put a template that opens the assistant's turn into the tokenizer's directory"
+    )

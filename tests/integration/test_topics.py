@@ -1,0 +1,55 @@
+"""`tokenhaul topics create|check` on a real Kafka."""
+
+from __future__ import annotations
+
+import pytest
+from aiokafka.admin import NewPartitions
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from services.kernel import topics
+from services.kernel.errors import Fatal
+from services.kernel.kafka import Kafka
+from tests.support.processes import tokenhaul
+
+
+async def test_created_topics_are_as_they_must_be_and_stay_frozen(kafka: Kafka) -> None:
+    dataset = topics.new_dataset("d", "m", 3)
+    await topics.create(kafka, dataset, replication=1, min_isr=1)
+    await topics.create(kafka, dataset, replication=1, min_isr=1)  # again changes nothing
+    assert (await topics.check(kafka)) == dataset
+    for other in (("e", "m", 3), ("d", "n", 3), ("d", "m", 4)):
+        with pytest.raises(Fatal, match="belong to dataset 'd' of model 'm' with 3 partitions"):
+            await topics.create(kafka, topics.new_dataset(*other), replication=1, min_isr=1)
+
+
+async def test_what_was_changed_is_named(kafka: Kafka) -> None:
+    await topics.create(kafka, topics.new_dataset("d", "m", 2), replication=1, min_isr=1)
+    names = kafka.topics
+    async with kafka.started(kafka.admin) as admin:
+        await admin.create_partitions({names.sequences: NewPartitions(3)})
+        await admin.alter_configs(
+            [
+                ConfigResource(
+                    ConfigResourceType.TOPIC, names.prompts, {"retention.ms": "1000", "cleanup.policy": "delete"}
+                )
+            ]
+        )
+    with pytest.raises(Fatal) as refused:
+        await topics.check(kafka)
+    problems = str(refused.value)
+    assert f"topic {names.sequences} has 3 partitions, it must have 2" in problems
+    assert f"topic {names.prompts} has retention.ms=1000, it must have -1" in problems
+    assert f"topic {names.prompts} has message.timestamp.type=CreateTime, it must have LogAppendTime" in problems
+
+
+def test_the_command_tells_what_is_there(kafka: Kafka) -> None:
+    environ = {"TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address, "TOKENHAUL_KAFKA_PREFIX": kafka.settings.prefix}
+    missing = tokenhaul("topics", "check", **environ)
+    assert "run `tokenhaul topics create` first" in missing.communicate(timeout=30)[0]
+    assert missing.returncode == 3
+    create = tokenhaul(
+        "topics", "create", "--dataset", "d", "--model", "m", "--partitions", "2", "--replication", "1",
+        "--min-isr", "1", **environ,
+    )  # fmt: skip
+    output, _ = create.communicate(timeout=30)
+    assert (create.returncode, f"{kafka.settings.prefix}.*: dataset d, model m, 2 partitions" in output) == (0, True)

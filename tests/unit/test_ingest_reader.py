@@ -1,0 +1,140 @@
+"""All files of all sources are read to their ends, in turns, while they grow, come and go."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from services.ingest.lines import Mark
+from services.ingest.reader import Reader
+from services.ingest.sources import Source, Sources
+
+TEN = 10.0
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def write(folder: Path, name: str, count: int) -> None:
+    with (folder / name).open("a") as out:
+        out.writelines(f"{name} {number}\n" for number in range(count))
+
+
+def reader(folder: Path, clock: Clock, *sources: Source, take_rest: bool = False, begin: Mark | None = None) -> Reader:
+    return Reader(
+        Sources(folder, list(sources)),
+        lambda source, file: begin or Mark(),
+        batch_records=4,
+        scan_seconds=TEN,
+        take_rest=take_rest,
+        clock=clock,
+    )
+
+
+def source(name: str, samples: int = 1) -> Source:
+    return Source(name=name, files=[f"{name}*.jsonl"], max_new_tokens=1, samples=samples)
+
+
+def rest(reader: Reader) -> list[tuple[str, int]]:
+    batches = []
+    while batch := reader.next():
+        batches.append((batch.file, len(batch.lines)))
+    return batches
+
+
+def test_a_small_source_does_not_wait_for_a_huge_one(tmp_path: Path, clock: Clock) -> None:
+    write(tmp_path, "a.jsonl", 12)
+    write(tmp_path, "b.jsonl", 5)
+    batches = rest(reader(tmp_path, clock, source("a"), source("b")))
+    assert batches == [("a.jsonl", 4), ("b.jsonl", 4), ("a.jsonl", 4), ("b.jsonl", 1), ("a.jsonl", 4)]
+
+
+def test_a_batch_is_counted_in_prompts(tmp_path: Path, clock: Clock) -> None:
+    write(tmp_path, "a.jsonl", 3)
+    assert rest(reader(tmp_path, clock, source("a", samples=2))) == [("a.jsonl", 2), ("a.jsonl", 1)]
+    assert rest(reader(tmp_path, clock, source("a", samples=9))) == [("a.jsonl", 1)] * 3
+
+
+def test_a_new_file_and_new_lines_are_seen_before_all_is_called_read(tmp_path: Path, clock: Clock) -> None:
+    write(tmp_path, "a1.jsonl", 1)
+    reading = reader(tmp_path, clock, source("a"))
+    assert rest(reading) == [("a1.jsonl", 1)]
+    write(tmp_path, "a1.jsonl", 2)
+    write(tmp_path, "a2.jsonl", 3)
+    assert rest(reading) == [("a1.jsonl", 2), ("a2.jsonl", 3)]
+
+
+def test_a_busy_reader_looks_for_files_when_it_is_time(tmp_path: Path, clock: Clock) -> None:
+    write(tmp_path, "b.jsonl", 40)
+    reading = reader(tmp_path, clock, source("a"), source("b"))
+    assert reading.next() is not None
+    write(tmp_path, "a.jsonl", 1)
+    assert {batch.file for _ in range(3) if (batch := reading.next())} == {"b.jsonl"}
+    clock.now += TEN
+    assert {batch.file for _ in range(2) if (batch := reading.next())} == {"a.jsonl", "b.jsonl"}
+
+
+def test_reading_begins_where_the_cursor_stands(tmp_path: Path, clock: Clock) -> None:
+    write(tmp_path, "a.jsonl", 3)
+    first = reader(tmp_path, clock, source("a", samples=2)).next()
+    assert first is not None
+    assert rest(reader(tmp_path, clock, source("a"), begin=first.mark)) == [("a.jsonl", 1)]
+
+
+def test_a_replaced_file_is_told_of_and_read_again(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "a.jsonl", 3)
+    reading = reader(tmp_path, clock, source("a"))
+    rest(reading)
+    (tmp_path / "a.jsonl").write_text("other\n")
+    with caplog.at_level(logging.WARNING):
+        assert rest(reading) == [("a.jsonl", 1)]
+    assert "a.jsonl was replaced" in caplog.text
+
+
+def test_a_file_that_goes_away_holds_nobody_up(tmp_path: Path, clock: Clock) -> None:
+    write(tmp_path, "a1.jsonl", 8)
+    write(tmp_path, "a2.jsonl", 1)
+    reading = reader(tmp_path, clock, source("a"))
+    reading.next()
+    (tmp_path / "a1.jsonl").unlink()
+    assert rest(reading) == [("a2.jsonl", 1)]
+
+
+def test_a_last_line_without_newline_is_taken_only_when_this_is_the_end(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "a.jsonl").write_text("one\ntwo")
+    assert rest(reader(tmp_path, clock, source("a"))) == [("a.jsonl", 1)]
+    assert rest(reader(tmp_path, clock, source("a"), take_rest=True)) == [("a.jsonl", 2)]
+
+
+def test_progress_is_bytes_read_and_bytes_there(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "a.jsonl").write_text("1234\n" * 8)
+    reading = reader(tmp_path, clock, source("a"), source("b"))
+    reading.next()
+    assert reading.progress == {"a": (20, 40), "b": (0, 0)}
+    rest(reading)
+    assert reading.progress == {"a": (40, 40), "b": (0, 0)}
+
+
+def test_what_is_passed_over_in_a_folder_is_told_once(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "data.parquet").touch()
+    reading = reader(tmp_path, clock, Source(name="a", files=["in"], max_new_tokens=1))
+    with caplog.at_level(logging.WARNING):
+        reading.scan()
+        reading.scan()
+    assert caplog.text.count("'in/data.parquet' is passed over") == 1
