@@ -1,8 +1,8 @@
 """/livez, /readyz and /metrics of a service.
 
 Ready: the service's Kafka side works. Live: the event loop runs, and while the service is ready its own loop turned
-lately; while it waits for Kafka there is nothing a restart would mend. Engines and lag are in neither: a pod must not be
-restarted, nor a rollout held, because an engine loads for ten minutes.
+lately; while it waits for Kafka there is nothing a restart would mend. Engines and lag are in neither: a pod must not
+be restarted, nor a rollout held, because an engine loads for ten minutes.
 """
 
 from __future__ import annotations

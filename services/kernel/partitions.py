@@ -26,6 +26,7 @@ S = TypeVar("S")
 _NOTHING = TopicPartition("", 0)
 _POLL_MS = 200
 _POLL_SECONDS = 5.0
+_COMMIT_SECONDS = 10.0
 _HOOK_SECONDS = 30.0
 
 
@@ -109,9 +110,13 @@ class Member(Generic[S]):
         """Commit {partition: (offset, metadata)}. False: not now, or not ours any more, which ends nothing."""
         async with self._committing:
             try:
-                await self._consumer.commit(
-                    {TopicPartition(self._topic, p): OffsetAndMetadata(*value) for p, value in offsets.items()}
-                )
+                async with asyncio.timeout(_COMMIT_SECONDS):  # a lost coordinator is looked for without end
+                    await self._consumer.commit(
+                        {TopicPartition(self._topic, p): OffsetAndMetadata(*value) for p, value in offsets.items()}
+                    )
+            except TimeoutError:
+                log.warning("commit not answered within %.0f s", _COMMIT_SECONDS, extra={"action": "commit"})
+                return False
             except (CommitFailedError, IllegalStateError) as error:
                 log.info("commit refused, partitions are being moved: %r", error, extra={"action": "commit"})
                 return False

@@ -182,3 +182,19 @@ def test_what_is_missing_is_named_with_ways_out(
         local_kafka.jars()
     assert "docker compose up" in str(refused.value)
     assert "KAFKA=host:port" in str(refused.value)
+
+
+def test_kill_9_of_kafka_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    file = prompts(tmp_path, 800)
+    with fake_engine(tmp_path, "--slots", "16", "--latency", "0.1") as (url, log):
+        run = tokenhaul(
+            "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER,
+            "--out", tmp_path / "out",
+        )  # fmt: skip
+        wait_for(partial(_generated, log, 300), 60)
+        kill(children(run.pid)["kafka"])
+        output, _ = run.communicate(timeout=110)
+        assert run.returncode == 0, output
+        assert sum(generations(log).values()) == 800, "what was finished waited for Kafka to come back"
+    assert "kafka was killed: started again" in output
+    assert verify(tmp_path / "out", LOCAL_TOKENIZER).rows == 800

@@ -1,0 +1,192 @@
+"""Goes through a dataset's files: names, chains, footers, ids. Rows are looked at in rowchecks.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas import ids
+from schemas.control import Dataset
+from schemas.sequences import FailureReason
+from services.kernel.seen import SeenIds, pack
+from services.sink import rowchecks
+from services.sink.chain import SHARD, folder, shard_name, starts
+from services.sink.parquet import TOKEN_COLUMNS, DamagedShard, Footer, damage_named, open_shard
+from services.sink.report import Report
+from services.sink.rerender import Rerender
+from services.sink.rows import SCHEMA
+
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class _Partition:
+    """What the shards of one partition said so far."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.tail: int | None = 0  # None: the shard before cannot be read
+        self.rows = SeenIds()
+        self.failures: dict[str, str] = {}  # {id: reason} of those no row superseded
+
+
+class Audit:
+    """One walk over a dataset. What is found goes into the report; nothing is raised."""
+
+    def __init__(self, directory: Path, dataset: Dataset, tokenizer: Rerender | None) -> None:
+        self._directory, self._dataset, self._tokenizer = directory, dataset, tokenizer
+        self._report = Report(
+            directory=str(directory), dataset=dataset.name, model=dataset.model, partitions=dataset.partitions
+        )
+
+    def run(self) -> Report:
+        """Look at everything."""
+        known = {folder(number): number for number in range(self._dataset.partitions)}
+        for name in self._names("", known.__contains__):
+            partition = _Partition(known[name])
+            for start in starts(self._names(name, SHARD.fullmatch)):
+                self._shard(partition, start, f"{name}/{shard_name(start)}")
+            _count(self._report.failures, partition.failures.values())
+        self._report.rerendered = self._tokenizer.compared if self._tokenizer else None
+        return self._report
+
+    def _names(self, place: str, belongs: Callable[[str], object]) -> list[str]:
+        """What belongs into `place`, sorted. Names with a . or _ in front are not data: no reader looks at them."""
+        names = sorted(path.name for path in (self._directory / place).iterdir() if path.name[0] not in "._")
+        for name in names:
+            if not belongs(name):
+                self._report.problem(f"{place}/{name}".lstrip("/"), None, "does not belong to the dataset")
+        return [name for name in names if belongs(name)]
+
+    def _shard(self, partition: _Partition, start: int, file: str) -> None:
+        path = self._directory / file
+        self._report.shards += 1
+        try:
+            with path.open("rb") as source:
+                self._report.bytes += path.stat().st_size
+                shard, footer = open_shard(source, "the file")
+                self._footer(partition, start, file, shard, footer)
+                with damage_named("the file"):
+                    self._rows(partition, file, shard, footer)
+        except (DamagedShard, OSError) as error:
+            partition.tail = None
+            self._report.problem(file, None, str(error))
+
+    def _footer(self, partition: _Partition, start: int, file: str, shard: pq.ParquetFile, footer: Footer) -> None:
+        def wrong(what: str) -> None:
+            self._report.problem(file, None, what)
+
+        expected = {
+            "dataset": self._dataset.name,
+            "model": self._dataset.model,
+            "partitions": self._dataset.partitions,
+            "partition": partition.number,
+            "start": start,
+            "rows": shard.metadata.num_rows,
+        }
+        for field, value in expected.items():
+            if getattr(footer, field) != value:
+                wrong(f"the footer says {field} {getattr(footer, field)!r}, it must be {value!r}")
+        if partition.tail is not None and start > partition.tail:
+            wrong(f"a hole before it: offsets [{partition.tail}, {start}) are in no shard")
+        if partition.tail is not None and start < partition.tail:
+            wrong(f"overlaps the shard before it, which ends at {partition.tail}")
+        partition.tail = footer.end
+        parts = (footer.rows, footer.duplicates, len(footer.failures), footer.gap)
+        if footer.end <= footer.start or min(parts) < 0 or footer.end - footer.start != sum(parts):
+            counts = "{} rows, {} duplicates, {} failures and a gap of {}".format(*parts)
+            wrong(f"covers offsets [{footer.start}, {footer.end}), but lists {counts}")
+        self._report.duplicates += footer.duplicates
+        self._report.superseded += len(footer.superseded)
+        self._report.gap += footer.gap
+        for id, reason in footer.failures:
+            if problem := self._failure(partition, id, reason):
+                wrong(f"failure {id} ({reason}) {problem}")
+            else:
+                partition.failures[id] = reason
+
+    def _failure(self, partition: _Partition, id: str, reason: str) -> str | None:
+        if not _ID.fullmatch(id):
+            return "has no id of 32 hex digits"
+        if id in partition.failures:
+            return "is listed before"
+        if bytes.fromhex(id) in partition.rows:
+            return "is of a record that has a row"
+        # A record nobody can read may have an id made of its place.
+        home = ids.partition(bytes.fromhex(id), self._dataset.partitions)
+        if reason != FailureReason.UNDECODABLE and home != partition.number:
+            return f"belongs to partition {home}"
+        return None
+
+    def _rows(self, partition: _Partition, file: str, shard: pq.ParquetFile, footer: Footer) -> None:
+        if not shard.schema_arrow.equals(SCHEMA):
+            self._report.problem(file, None, f"its columns are not those of schema {footer.schema}")
+            return
+        superseded = set(footer.superseded)
+        first, offset, last_id = 0, footer.start - 1, None
+        for group in range(shard.num_row_groups):
+            chunks = (shard.metadata.row_group(group).column(i) for i in range(shard.metadata.num_columns))
+            self._report.token_bytes += sum(
+                chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in TOKEN_COLUMNS
+            )
+            table, rows = self._readable(file, first, shard.read_row_group(group))  # all columns, for their checksums
+            first += shard.metadata.row_group(group).num_rows
+            if not len(rows):
+                continue
+            for row, what in rowchecks.content(table, self._dataset, partition.number):
+                self._report.problem(file, rows[row], what)
+            for row, what in self._tokenizer.check(table) if self._tokenizer else ():
+                self._report.problem(file, rows[row], what)
+            offsets = np.concatenate([[offset], rowchecks.numbers(table, "kafka_offset")])
+            for row in np.flatnonzero((np.diff(offsets) <= 0) | (offsets[1:] >= footer.end)).tolist():
+                self._report.problem(
+                    file, rows[row], f"kafka_offset {offsets[row + 1]} is out of order or of the shard"
+                )
+            offset, last_id = int(offsets[-1]), table.column("id")[-1].as_py()
+            self._ids(partition, file, rows, table, superseded)
+            self._totals(table)
+        for id in sorted(superseded):
+            self._report.problem(file, None, f"superseded {id} is not a row of it that stands for a failure")
+        if offset == footer.end - 1 and last_id != footer.last_id:
+            self._report.problem(file, None, f"the footer's last_id is {footer.last_id}, the last row is {last_id}")
+
+    def _readable(self, file: str, first: int, table: pa.Table) -> tuple[pa.Table, list[int]]:
+        """The rows of a group that can be looked at further, and their numbers in the file."""
+        rows = np.arange(first, first + table.num_rows)
+        for check in (rowchecks.missing, rowchecks.lengths):
+            found = list(check(table))
+            for row, what in found:
+                self._report.problem(file, int(rows[row]), what)
+            keep = np.setdiff1d(np.arange(len(rows)), [row for row, _ in found])
+            table, rows = table.take(pa.array(keep)), rows[keep]
+        return table, rows.tolist()
+
+    def _ids(self, partition: _Partition, file: str, rows: list[int], table: pa.Table, superseded: set[str]) -> None:
+        """Every id once, and in place of a failure only where `superseded` says so: it is emptied of what is found."""
+        names = rowchecks.values(table, "id")
+        packed = pack([bytes.fromhex(id) for id in names])
+        again = partition.rows.contains(packed)
+        again[np.setdiff1d(np.arange(len(rows)), np.unique(packed, axis=0, return_index=True)[1])] = True
+        for row in np.flatnonzero(again).tolist():
+            self._report.problem(file, rows[row], f"id {names[row]} comes a second time")
+        partition.rows.add(packed)
+        for row, id in enumerate(names) if partition.failures else ():
+            if partition.failures.pop(id, None) is not None:
+                if id not in superseded:
+                    self._report.problem(file, rows[row], f"id {id} is a failure too, and not listed as superseded")
+                superseded.discard(id)
+
+    def _totals(self, table: pa.Table) -> None:
+        self._report.rows += table.num_rows
+        self._report.prompt_tokens += int(rowchecks.numbers(table, "prompt_length").sum())
+        self._report.output_tokens += int(rowchecks.numbers(table, "output_length").sum())
+        _count(self._report.finish_reasons, rowchecks.values(table, "finish_reason"))
+
+
+def _count(counts: dict[str, int], values: Iterable[str]) -> None:
+    for value in values:
+        counts[value] = counts.get(value, 0) + 1

@@ -1,0 +1,155 @@
+"""The shards of a partition, each named by where the one before it ends.
+
+    <dataset>/partition=00007/00000000000000000000.parquet      start 0, end 5000
+    <dataset>/partition=00007/00000000000000005000.parquet      start 5000, end 9321
+                                                                the tail is 9321
+
+Creating the next name is the commit. A name can be created once, so every shard has one successor: whatever the number
+of writers, shards tile [0, tail) with no hole and no overlap. Who creates it proves that it knew all shards before, so
+no id comes twice.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterable
+from typing import BinaryIO
+
+import msgspec
+
+from schemas.control import Dataset
+from services.kernel.errors import Fatal
+from services.kernel.seen import pack
+from services.sink import parquet
+from services.sink.buffer import Buffer, Seen
+from services.sink.parquet import Footer
+from services.sink.store import Store
+
+DATASET_FILE = "_dataset.json"
+FOLDER = re.compile(r"partition=(\d{5,})")
+SHARD = re.compile(r"(\d{20})\.parquet")
+
+
+def folder(partition: int) -> str:
+    """The directory of a partition's shards, in the dataset's."""
+    return f"partition={partition:05d}"
+
+
+def shard_name(start: int) -> str:
+    """The file name of the shard that begins at offset `start`."""
+    return f"{start:020d}.parquet"
+
+
+def starts(names: Iterable[str]) -> list[int]:
+    """Where the shards among `names` begin, ascending."""
+    return sorted(int(match[1]) for match in map(SHARD.fullmatch, names) if match)
+
+
+def claim(store: Store, dataset: Dataset) -> None:
+    """Write `_dataset.json` if nobody has. Raises Fatal when another dataset lives there."""
+    if "/" in dataset.name or dataset.name.startswith((".", "_")):
+        raise Fatal(f"dataset {dataset.name!r} cannot be a directory: its name has a / or begins with . or _")
+    key = f"{dataset.name}/{DATASET_FILE}"
+    if store.create(key, msgspec.json.encode(dataset)):
+        return
+    with store.open(key) as file:
+        present = read_dataset(file, store.name(key))
+    for field in ("name", "model", "partitions"):
+        if getattr(present, field) != getattr(dataset, field):
+            raise Fatal(
+                f"{store.name(key)} says {field} {getattr(present, field)!r}, the topics say "
+                f"{getattr(dataset, field)!r}: another dataset needs another name or another TOKENHAUL_SINK_ROOT"
+            )
+
+
+def read_dataset(file: BinaryIO, name: str) -> Dataset:
+    """What `_dataset.json` holds. Raises Fatal when it is not that."""
+    try:
+        return msgspec.json.decode(file.read(), type=Dataset)
+    except msgspec.DecodeError as error:
+        raise Fatal(f"{name} does not describe a dataset: {error}") from error
+
+
+class Chain:
+    """A partition's shards as far as this writer knows them. All calls block; threads take turns."""
+
+    def __init__(self, store: Store, dataset: Dataset, partition: int, writer: str) -> None:
+        self._store, self._dataset, self._partition, self._writer = store, dataset, partition, writer
+        self._folder = f"{dataset.name}/{folder(partition)}"
+        self._lock = threading.Lock()
+        self.tail = 0
+        self.last_id: bytes | None = None
+        self.seen = Seen()
+
+    def refresh(self) -> None:
+        """Read the shards from the tail on: the whole chain at first, later what others added. Raises Fatal for a chain
+        that is not whole and Retry when the store does not answer."""
+        with self._lock:
+            for start in starts(self._store.list(self._folder)):
+                if start >= self.tail:
+                    self._read(start)
+
+    def commit(self, buffer: Buffer) -> int | None:
+        """Make `buffer`, which begins at the tail, the next shard; return its bytes. None: another writer was first.
+        Raises Retry when it is unknown what became of it: then `refresh` or the next `commit` will tell."""
+        with self._lock:
+            data = parquet.encode(buffer.rows, self._footer(buffer))
+            if not self._store.create(f"{self._folder}/{shard_name(buffer.start)}", data):
+                return None
+            self._advance(buffer.end, buffer.last_id)
+            self.seen.rows.add(pack([bytes.fromhex(row.id) for row in buffer.rows]))
+            self.seen.failures.add(pack([id for id, _ in buffer.failures]))
+            return len(data)
+
+    def _advance(self, end: int, last_id: bytes | None) -> None:
+        self.tail, self.last_id = end, last_id
+
+    def _read(self, start: int) -> None:
+        key = f"{self._folder}/{shard_name(start)}"
+        name = self._store.name(key)
+        if start != self.tail:
+            raise Fatal(f"{name} begins at {start}, but the shards before it end at {self.tail}")
+        with self._store.open(key) as file:
+            shard, footer = parquet.open_shard(file, name)
+            with parquet.damage_named(name):
+                rows = parquet.row_ids(shard)
+        self._check(footer, start, name)
+        self.seen.rows.add(rows)
+        self.seen.failures.add(pack([bytes.fromhex(id) for id, _ in footer.failures]))
+        self._advance(footer.end, bytes.fromhex(footer.last_id) if footer.last_id else None)
+
+    def _check(self, footer: Footer, start: int, name: str) -> None:
+        expected = {
+            "dataset": self._dataset.name,
+            "model": self._dataset.model,
+            "partitions": self._dataset.partitions,
+            "partition": self._partition,
+            "start": start,
+        }
+        for field, value in expected.items():
+            if getattr(footer, field) != value:
+                raise Fatal(f"{name} says {field} {getattr(footer, field)!r} in its footer, it must be {value!r}")
+        if footer.end <= start:
+            raise Fatal(f"{name} ends at {footer.end}, not after its start")
+
+    def _footer(self, buffer: Buffer) -> Footer:
+        return Footer(
+            dataset=self._dataset.name,
+            model=self._dataset.model,
+            partition=self._partition,
+            partitions=self._dataset.partitions,
+            start=buffer.start,
+            end=buffer.end,
+            last_id=buffer.last_id.hex() if buffer.last_id else None,
+            rows=len(buffer.rows),
+            duplicates=buffer.duplicates,
+            failures=[(id.hex(), reason.value) for id, reason in buffer.failures],
+            superseded=[id.hex() for id in buffer.superseded],
+            gap=buffer.gap,
+            writer=self._writer,
+            attempt=uuid.uuid4().hex,
+            created_at=time.time(),
+        )

@@ -1,0 +1,42 @@
+"""Whether anything can still come from upstream. Asked by --until-idle only."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from services.kernel.control import ControlView
+from services.kernel.kafka import Kafka, caught_up
+
+log = logging.getLogger("tokenhaul.sink")
+
+_ASK_SECONDS = 1.0
+
+
+class Upstream:
+    """Idle when ingest has published all of this run, and the generators have published all outcomes of that.
+
+    A generator commits after its outcomes are acknowledged: once it has caught up, the ends of the sequences topic read
+    from then on are final."""
+
+    def __init__(
+        self, kafka: Kafka, view: ControlView, admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, run_id: str
+    ) -> None:
+        self._kafka, self._view, self._admin, self._consumer, self._run_id = kafka, view, admin, consumer, run_id
+        self._idle = False
+        self._asked = float("-inf")
+
+    async def idle(self) -> bool:
+        """Asks Kafka at most once a second; True stays True."""
+        if not self._idle and time.monotonic() - self._asked >= _ASK_SECONDS and self._view.idle(self._run_id):
+            self._asked = time.monotonic()
+            topics = self._kafka.topics
+            try:
+                self._idle = await caught_up(self._admin, self._consumer, topics.generator_group, topics.prompts)
+            except KafkaError as error:
+                log.warning("not known whether anything is to come: %r", error, extra={"action": "idle"})
+        return self._idle

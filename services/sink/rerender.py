@@ -1,0 +1,50 @@
+"""The stored messages rendered and tokenised once more, with plain transformers, against the stored prompt ids."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from services.sink.rowchecks import Found
+
+_COLUMNS = ["messages", "tools", "chat_template_kwargs", "input_ids", "prompt_length"]
+
+
+class Rerender:
+    """Loads the tokenizer in `directory`. Raises OSError or ValueError when there is none."""
+
+    def __init__(self, directory: Path, *, trust_remote_code: bool) -> None:
+        from transformers import AutoTokenizer  # takes a second
+
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        self.compared = 0
+
+    def check(self, table: pa.Table) -> Found:
+        """Rows whose prompt is not what the messages render to; rows without messages cannot be compared."""
+        rows = table.select(_COLUMNS).to_pylist()
+        for number, row in enumerate(rows):
+            if row["messages"] is None:
+                continue
+            self.compared += 1
+            try:
+                text = self._tokenizer.apply_chat_template(
+                    msgspec.json.decode(row["messages"]),
+                    tools=None if row["tools"] is None else msgspec.json.decode(row["tools"]),
+                    add_generation_prompt=True,
+                    tokenize=False,
+                    **msgspec.json.decode(row["chat_template_kwargs"]),
+                )
+            except Exception as error:  # whatever a template raises, the row cannot be rendered
+                yield number, f"its messages cannot be rendered: {error!r}"
+                continue
+            rendered = self._tokenizer.encode(text, add_special_tokens=False)
+            stored = row["input_ids"][: row["prompt_length"]]
+            if rendered != stored:
+                at = next(i for i, (a, b) in enumerate(zip_longest(rendered, stored)) if a != b)
+                sizes = f"{len(rendered)} ids, the prompt has {len(stored)}"
+                yield number, f"its messages render to {sizes}; they differ from index {at} on"

@@ -1,0 +1,189 @@
+"""Many writers of one chain, attacked at random: they overlap, die, go on as zombies, and lose answers of the store.
+
+After every step the shards must tile [0, tail); in the end nothing may be lost or there twice, and the first row of a
+record must be the one that was kept. What the files hold is read with pyarrow alone, and by `tokenhaul verify`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.sequences import Failure, Outcome
+from services.kernel.errors import Retry
+from services.sink.buffer import Buffer
+from services.sink.chain import Chain, claim
+from services.sink.store import Data, LocalStore, Store
+from services.sink.verify import verify
+from tests.support.outcomes import DATASET, MemoryStore, fill, make_failure, make_sequence, numbers_in
+
+RECORDS = numbers_in(0, 6)
+# A row, another row and a failure of each record, and something unreadable.
+CHOICES: list[Outcome | bytes] = [
+    *(make_sequence(number, [50 + answer, 2]) for number in RECORDS for answer in range(2)),
+    *(make_failure(number) for number in RECORDS),
+    b"unreadable",
+]
+
+
+class FaultyStore:
+    """The store a writer sees: the next creation may fail before its effect or after it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.fault: str | None = None
+
+    def create(self, key: str, data: Data) -> bool:
+        fault, self.fault = self.fault, None
+        if fault == "before":
+            raise Retry("store", "no answer")
+        created = self._store.create(key, data)
+        if fault == "after":
+            raise Retry("store", "no answer")
+        return created
+
+    def open(self, key: str) -> BinaryIO:
+        return self._store.open(key)
+
+    def list(self, folder: str) -> list[str]:
+        return self._store.list(folder)
+
+    def delete(self, key: str) -> None:
+        self._store.delete(key)
+
+    def sweep(self) -> None:
+        self._store.sweep()
+
+    def name(self, key: str) -> str:
+        return self._store.name(key)
+
+
+class Writer:
+    """What a sink does about one partition: on assignment, on a record, on rotation."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = FaultyStore(store)
+        self.load()
+
+    def load(self) -> None:
+        """An assignment, or a reload: nothing is kept."""
+        self.chain = Chain(self.store, DATASET, 0, "writer")
+        self.chain.refresh()
+        self.buffer = Buffer(self.chain.tail, self.chain.last_id)
+
+    def refresh(self) -> None:
+        """A rebalance that leaves us the partition: the open shard is kept if nobody wrote meanwhile."""
+        self.chain.refresh()
+        if self.buffer.start != self.chain.tail:
+            self.buffer = Buffer(self.chain.tail, self.chain.last_id)
+
+    def read(self, log: list[Outcome | bytes], count: int) -> None:
+        fill(self.buffer, self.chain, log[self.buffer.end : self.buffer.end + count])
+
+    def commit(self, fault: str | None) -> None:
+        if self.buffer.end == self.buffer.start:
+            return
+        self.store.fault = fault
+        try:
+            size = self.chain.commit(self.buffer)
+        except Retry:
+            return
+        if size is None:
+            self.load()
+        else:
+            self.buffer = Buffer(self.chain.tail, self.chain.last_id)
+
+
+WRITERS = 3
+ACTIONS = st.tuples(
+    st.sampled_from(["read", "commit", "read and commit", "answer lost", "no answer", "rebalance", "kill"]),
+    st.integers(0, WRITERS - 1),
+    st.integers(1, 4),
+)
+FAULTS = {"no answer": "before", "answer lost": "after"}
+
+
+def attack(store: Store, log: list[Outcome | bytes], actions: list[tuple[str, int, int]]) -> None:
+    """All writers own the partition at once; in the end a last one finishes the work."""
+    writers = [Writer(store) for _ in range(WRITERS)]
+    for action, number, count in actions:
+        if action == "kill":
+            writers[number] = Writer(store)
+        elif action == "rebalance":
+            writers[number].refresh()
+        else:
+            if action != "commit":
+                writers[number].read(log, count)
+            if action != "read":
+                writers[number].commit(FAULTS.get(action))
+        assert tiled_until(store) <= len(log)
+    last = Writer(store)
+    while last.buffer.end < len(log):
+        last.read(log, 3)
+        last.commit(None)
+    assert tiled_until(store) == len(log)
+
+
+def tiled_until(store: Store) -> int:
+    """Where the shards end, each beginning where the one before it ended."""
+    tail = 0
+    for name in store.list("test/partition=00000"):
+        assert int(name.removesuffix(".parquet")) == tail
+        with store.open(f"test/partition=00000/{name}") as file:
+            tail = footer_of(pq.ParquetFile(file))["end"]
+    return tail
+
+
+def footer_of(shard: pq.ParquetFile) -> dict[str, Any]:
+    return dict(json.loads((shard.metadata.metadata or {})[b"tokenhaul"]))
+
+
+def check(root: Path, log: list[Outcome | bytes]) -> None:
+    """What the files hold is what the log asks for."""
+    kept: dict[str, tuple[int, int]] = {}
+    failed: list[str] = []
+    for path in sorted((root / "test" / "partition=00000").glob("*.parquet")):
+        shard = pq.ParquetFile(path)
+        failed += [id for id, _ in footer_of(shard)["failures"]]
+        for row in shard.read().to_pylist():
+            assert row["id"] not in kept
+            kept[row["id"]] = (row["kafka_offset"], row["input_ids"][-2])
+    first_rows: dict[str, tuple[int, int]] = {}
+    failures = set()
+    for offset, outcome in enumerate(log):
+        if isinstance(outcome, Failure):
+            failures.add(outcome.id.hex())
+        elif not isinstance(outcome, bytes):
+            first_rows.setdefault(outcome.prompt.id.hex(), (offset, outcome.output_ids[-2]))
+    assert kept == first_rows
+    assert len(failed) == len(set(failed))
+    assert failures - first_rows.keys() <= set(failed)
+    report = verify(root)
+    assert report.problems == []
+    assert report.rows == len(first_rows)
+    assert report.failures.get("undecodable", 0) == sum(outcome == b"unreadable" for outcome in log)
+    assert report.failures.get("engine_rejected", 0) == len(failures - first_rows.keys())
+
+
+@pytest.mark.parametrize("kind", ["memory", "files"])
+@settings(max_examples=50, deadline=None)
+@given(
+    log=st.lists(st.sampled_from(CHOICES), min_size=10, max_size=40),
+    actions=st.lists(ACTIONS, min_size=20, max_size=60),
+)
+def test_nothing_is_lost_and_nothing_is_there_twice(
+    kind: str, log: list[Outcome | bytes], actions: list[tuple[str, int, int]]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        store: Store = MemoryStore() if kind == "memory" else LocalStore(Path(directory))
+        claim(store, DATASET)
+        attack(store, log, actions)
+        if isinstance(store, MemoryStore):
+            store.copy_to(Path(directory))
+        check(Path(directory), log)
