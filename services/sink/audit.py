@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -20,8 +19,6 @@ from services.sink.parquet import TOKEN_COLUMNS, DamagedShard, Footer, damage_na
 from services.sink.report import Report
 from services.sink.rerender import Rerender
 from services.sink.rows import SCHEMA
-
-_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class _Partition:
@@ -110,7 +107,7 @@ class Audit:
                 partition.failures[id] = reason
 
     def _failure(self, partition: _Partition, id: str, reason: str) -> str | None:
-        if not _ID.fullmatch(id):
+        if not rowchecks.ID.fullmatch(id):
             return "has no id of 32 hex digits"
         if id in partition.failures:
             return "is listed before"

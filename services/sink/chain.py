@@ -29,7 +29,6 @@ from services.sink.parquet import Footer
 from services.sink.store import Store
 
 DATASET_FILE = "_dataset.json"
-FOLDER = re.compile(r"partition=(\d{5,})")
 SHARD = re.compile(r"(\d{20})\.parquet")
 
 

@@ -46,6 +46,7 @@ class Partition:
         first. Blocks. Raises Retry."""
         size = self.chain.commit(self.buffer)
         if size is not None:
+            self._backoff.reset()
             self.buffer = Buffer(self.chain.tail, self.chain.last_id)
         return size
 

@@ -21,7 +21,8 @@ _MAY_BE_NULL = {"reasoning_end", "matched_stop", "logprobs", "messages", "tools"
 Found = Iterator[tuple[int, str]]
 """(row in the group, what is wrong with it)."""
 
-_ID = re.compile(r"[0-9a-f]{32}")
+ID = re.compile(r"[0-9a-f]{32}")
+"""A record id in text."""
 
 
 def missing(table: pa.Table) -> Found:
@@ -32,7 +33,7 @@ def missing(table: pa.Table) -> Found:
                 if value is None:
                     yield row, f"{name} is null"
     for row, id in enumerate(values(table, "id")):
-        if id is not None and not _ID.fullmatch(id):
+        if id is not None and not ID.fullmatch(id):
             yield row, f"id {id!r} is not 32 hex digits"
 
 

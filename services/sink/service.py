@@ -79,8 +79,8 @@ class Sink:
             except OffsetOutOfRangeError as error:
                 # Deleted under our hands. What we have is kept; loading finds out what is missing and says so.
                 await writer.flush()
-                for tp in error.args[0]:
-                    await member.reload(tp.partition)
+                for partition in {tp.partition for tp in error.args[0]} & member.states.keys():
+                    await member.reload(partition)
             await writer.rotate()
             writer.report()
             if upstream and not records and member.loaded and await upstream.idle() and await writer.caught_up():

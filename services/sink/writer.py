@@ -150,7 +150,7 @@ class Writer:
         except Retry as retry:
             self._metrics.retried(retry.cause)
             log.warning("shard of partition %d not committed: %s", partition, retry, extra={"action": "commit"})
-            state.postpone(began)
+            state.postpone(time.monotonic())
             return
         span = {"action": "commit", "partition": partition, "start": buffer.start, "end": buffer.end}
         if size is not None:

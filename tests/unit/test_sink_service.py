@@ -16,6 +16,7 @@ from services.kernel.control import ControlView
 from services.kernel.errors import Retry
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.lifecycle import Context, ProcessSettings
+from services.local.kafka import free_ports
 from services.sink import idle
 from services.sink.deadletters import DeadLetters
 from services.sink.idle import Upstream
@@ -33,7 +34,7 @@ ENVIRON = {"TOKENHAUL_KAFKA_BOOTSTRAP": "127.0.0.1:1"}
 def test_a_root_that_cannot_hold_shards_is_a_wrong_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "file"
     root.touch()
-    environ = {**ENVIRON, "TOKENHAUL_SINK_ROOT": str(root), "TOKENHAUL_METRICS_PORT": "19999"}
+    environ = {**ENVIRON, "TOKENHAUL_SINK_ROOT": str(root), "TOKENHAUL_METRICS_PORT": str(free_ports(1)[0])}
     assert lifecycle.run(make, environ, until_idle=False) == 2
     assert f"TOKENHAUL_SINK_ROOT='{root}' is not usable" in capsys.readouterr().err
 
