@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-REAL_URL = "TOKENHAUL_TEST_SGLANG_URL"
+REAL_URL = "SGLANG_TEST_URL"
 OWN = ["fake", "local"]  # started here, so that options and signals can be tested
 NAMES = [*OWN, *(["sglang"] if REAL_URL in os.environ else [])]
 SMOLLM2 = [name for name in NAMES if name != "fake"]  # the model of the recordings: its ids can be compared

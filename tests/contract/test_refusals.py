@@ -127,7 +127,6 @@ async def test_refusal_of_a_stream_is_an_event(client: httpx.AsyncClient) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("temperature", "hot"),
         ("top_p", 1.5),
         ("top_k", 0),
         ("min_p", -0.1),
