@@ -32,7 +32,45 @@ class Idle(msgspec.Struct, tag="idle.v1", frozen=True, kw_only=True, omit_defaul
     created_at: float
 
 
-Control = Dataset | Idle
+class Cancel(msgspec.Struct, tag="cancel.v1", frozen=True, kw_only=True, omit_defaults=True):
+    """Prompts of `source` created before `created_at` and not generated yet are to fail as cancelled."""
+
+    source: str
+    created_at: float
+
+
+class Halt(msgspec.Struct, tag="halt.v1", frozen=True, kw_only=True, omit_defaults=True):
+    """Whether the generators may take in prompts. An epoch begins with `tokenhaul resume`; budgets count within one."""
+
+    halted: bool
+    epoch: int
+    reason: str = ""
+    created_at: float
+
+
+class Spent(msgspec.Struct, tag="spent.v1", frozen=True, kw_only=True, omit_defaults=True):
+    """What one generator process has made in an epoch. The sum over all is what a budget is held against."""
+
+    member: str
+    epoch: int
+    rows: int
+    output_tokens: int
+    since: float
+
+
+Control = Dataset | Idle | Cancel | Halt | Spent
+
+HALT_KEY = b"halt"
+
+
+def cancel_key(source: str) -> bytes:
+    """The key of a source's cancellation."""
+    return f"cancel/{source}".encode()
+
+
+def spent_key(member: str) -> bytes:
+    """The key of what a generator process has made."""
+    return f"spent/{member}".encode()
 
 
 def idle_key(run: str) -> bytes:

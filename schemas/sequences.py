@@ -40,6 +40,14 @@ class FailureReason(StrEnum):
     "Status 200, but not an answer of /generate."
     TOO_LARGE = "too_large"
     "The outcome is larger than a Kafka message may be."
+    LOGPROBS_MISMATCH = "logprobs_mismatch"
+    "The log probabilities are not one for each output id."
+    ENGINE_KILLER = "engine_killer"
+    "An engine died while this prompt alone was in flight there, after others had died with it."
+    TRUNCATED = "truncated"
+    "The output reached its limit, and the settings drop such outputs."
+    CANCELLED = "cancelled"
+    "Somebody cancelled its source before it was generated."
 
 
 class Sequence(msgspec.Struct, tag="sequence.v1", frozen=True, kw_only=True, omit_defaults=True):

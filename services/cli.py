@@ -38,6 +38,8 @@ _SERVICES = {
 _TOOLS = {
     "run": ("the whole pipeline on this machine, over your own files", "services.local.run"),
     "demo": ("the whole pipeline over the prompts that come with it", "services.local.demo"),
+    "cancel": ("let a source's waiting prompts fail instead of generating them", "services.generator.command"),
+    "resume": ("let generators go on that a budget has halted", "services.generator.command"),
     "engine": ("a small local engine behind SGLang's /generate", "services.local.engine.command"),
     "verify": ("prove that a dataset's shards are whole and right", "services.sink.verify"),
     "topics": ("create the topics, or compare them with what they must be", "services.kernel.topics_command"),

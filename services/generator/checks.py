@@ -7,10 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ids
 
+import msgspec
+
 from schemas.prompts import Prompt
 from schemas.sequences import FailureReason
-from services.generator.sglang import Answer
+from services.generator.sglang import Answer, Request
 from services.kernel.errors import Reject
+
+
+class Output(msgspec.Struct, frozen=True):
+    """What one request gave: ids, why it ended, and the log probability of each id if asked for. `capped`: it ended by
+    its length before the length it was allowed."""
+
+    ids: list[int]
+    finish_reason: str
+    matched: int | str | None
+    capped: bool
+    logprobs: list[float] | None
 
 
 def check_prompt(prompt: Prompt) -> None:
@@ -22,8 +35,8 @@ def check_prompt(prompt: Prompt) -> None:
         )
 
 
-def check_answer(prompt: Prompt, answer: Answer) -> list[int]:
-    """The output ids of `answer`, if it is consistent in itself and with the prompt. Raises Reject."""
+def check_answer(request: Request, answer: Answer, vocab_size: int) -> Output:
+    """What `answer` gives, if it is consistent in itself and with the request. Raises Reject."""
     ids, meta = answer.output_ids, answer.meta_info
     assert isinstance(ids, list)  # sglang.generate refuses an answer without
     finish = meta.finish_reason
@@ -36,18 +49,27 @@ def check_answer(prompt: Prompt, answer: Answer) -> list[int]:
             FailureReason.COMPLETION_TOKENS_MISMATCH,
             f"{len(ids)} output_ids, completion_tokens {meta.completion_tokens}",
         )
-    if meta.prompt_tokens != len(prompt.prompt_ids):
+    if meta.prompt_tokens != len(request.input_ids):
         raise Reject(
             FailureReason.PROMPT_TOKENS_MISMATCH,
-            f"{len(prompt.prompt_ids)} prompt ids were sent, prompt_tokens {meta.prompt_tokens}",
+            f"{len(request.input_ids)} ids were sent, prompt_tokens {meta.prompt_tokens}",
         )
     if not ids:
         raise Reject(FailureReason.EMPTY_OUTPUT, f"no output id, finish_reason {finish.type}")
-    if not _in_vocabulary(ids, prompt.vocab_size):
-        raise Reject(FailureReason.OUTPUT_OUT_OF_VOCABULARY, f"an output id is outside [0, {prompt.vocab_size})")
+    if not _in_vocabulary(ids, vocab_size):
+        raise Reject(FailureReason.OUTPUT_OUT_OF_VOCABULARY, f"an output id is outside [0, {vocab_size})")
     if finish.type == "stop" and isinstance(finish.matched, int) and ids[-1] != finish.matched:
         raise Reject(FailureReason.STOP_MISMATCH, f"stop id {finish.matched} matched, the output ends with {ids[-1]}")
-    return ids
+    capped = finish.type == "length" and len(ids) < request.sampling_params["max_new_tokens"]
+    logprobs = _logprobs(ids, answer) if request.return_logprob else None
+    return Output(ids, finish.type, finish.matched, capped, logprobs)
+
+
+def _logprobs(ids: list[int], answer: Answer) -> list[float]:
+    given = answer.meta_info.output_token_logprobs or []
+    if [id for _, id, _ in given] != ids or any(logprob is None for logprob, _, _ in given):
+        raise Reject(FailureReason.LOGPROBS_MISMATCH, "output_token_logprobs are not one for each of output_ids")
+    return [float(logprob) for logprob, _, _ in given if logprob is not None]
 
 
 def _in_vocabulary(ids: Ids[int], vocab_size: int) -> bool:

@@ -6,16 +6,20 @@ Also the two cases in which going on would cost money or lose prompts, and so en
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
 
 from services.generator.metrics import GeneratorMetrics
 from services.kernel.errors import Fatal
 from services.kernel.kafka import Topics, caught_up, group_offsets
 from services.kernel.partitions import Member
 from services.kernel.watermark import Tracker
+
+log = logging.getLogger("tokenhaul.generator")
 
 _RETRY_SECONDS = 0.5
 
@@ -58,11 +62,15 @@ class Offsets:
         for partition, (watermark, _) in state.items():
             end = self.member.log_end(partition)
             if end is not None:
-                self._metrics.lag.labels(self._topics.prompts, str(partition)).set(max(0, end - watermark))
+                self._metrics.lag(self._topics.prompts, partition, max(0, end - watermark))
 
     async def all_done(self) -> bool:
-        """Whether the whole group has committed the end of every partition."""
-        return await caught_up(self._admin, self._consumer, self._topics.generator_group, self._topics.prompts)
+        """Whether the whole group has committed the end of every partition, as far as Kafka tells now."""
+        try:
+            return await caught_up(self._admin, self._consumer, self._topics.generator_group, self._topics.prompts)
+        except KafkaError as error:
+            log.warning("not known whether all is done: %r", error, extra={"action": "idle"})
+            return False
 
     async def load(self, partition: int, state: Tracker | None) -> tuple[Tracker, int]:
         """What was committed last, merged with what this member still knows."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 
-from aiokafka import AIOKafkaProducer, ConsumerRecord
+from aiokafka import ConsumerRecord
 
 from schemas import ids
 from schemas.sequences import Failure, FailureReason, Outcome
 from services.kernel.codec import Encoder, schema_of
 from services.kernel.errors import Reject
 from services.kernel.kafka import MAX_VALUE_BYTES
+from services.kernel.publisher import Publisher
 
 
 class Outcomes:
     """Publishes each outcome to the partition of its record id."""
 
-    def __init__(self, producer: AIOKafkaProducer, topic: str, partitions: int) -> None:
-        self._producer, self._topic, self._partitions = producer, topic, partitions
+    def __init__(self, publisher: Publisher, topic: str, partitions: int) -> None:
+        self._publisher, self._topic, self._partitions = publisher, topic, partitions
         self._encoder = Encoder()
 
     async def publish(self, outcome: Outcome) -> None:
@@ -26,7 +27,7 @@ class Outcomes:
         if len(value) > MAX_VALUE_BYTES:
             outcome = _too_large(outcome, len(value))
             value = self._encoder.encode(outcome)
-        await self._producer.send_and_wait(
+        await self._publisher.publish(
             self._topic,
             value,
             partition=ids.partition(outcome.record_id, self._partitions),

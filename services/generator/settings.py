@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -14,8 +14,24 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
 
     PREFIX: ClassVar[str] = "TOKENHAUL_GENERATOR_"
 
-    engines: Annotated[list[str], Meta(min_length=1, description="base URLs of SGLang servers")]
-    window: Annotated[int, Meta(ge=1, description="requests in flight per engine")] = 64
+    engines: Annotated[
+        list[str],
+        Meta(
+            min_length=1,
+            description="base URLs of SGLang servers or routers; dns+http://name:port is one for each address of name",
+        ),
+    ]
+    model_path: Annotated[
+        str,
+        Meta(description="what engines call the dataset's model; empty: the same last part of the path as its label"),
+    ] = ""
+    router_retries_off: Annotated[
+        bool, Meta(description="the routers among the engines run with --disable-retries (required to use one)")
+    ] = False
+    window: Annotated[
+        int, Meta(ge=0, description="requests in flight per engine; 0: follow what the engine says of its load")
+    ] = 0
+    window_most: Annotated[int, Meta(ge=1, description="no more than this in flight per engine, when following")] = 2048
     attempts: Annotated[
         int, Meta(ge=1, description="attempts on a healthy engine before a prompt fails as retries_exhausted")
     ] = 8
@@ -25,6 +41,22 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
     token_seconds: Annotated[
         float, Meta(gt=0, description="how much longer it may take for each token of max_new_tokens")
     ] = 0.5
+    deaths: Annotated[
+        int, Meta(ge=1, description="engine deaths with a prompt in flight before it is tried alone, and then refused")
+    ] = 2
+    truncated: Annotated[
+        Literal["keep", "continue", "drop"],
+        Meta(description="outputs that reach max_new_tokens: keep them, continue them, or drop them as failures"),
+    ] = "keep"
+    continue_tokens: Annotated[
+        int, Meta(ge=1, description="with truncated=continue: longest output, all continuations together")
+    ] = 32768
+    logprobs: Annotated[bool, Meta(description="ask for and keep the log probability of every output token")] = False
+    max_output_tokens: Annotated[
+        int, Meta(ge=0, description="stop the whole group after this many output tokens; 0: no limit")
+    ] = 0
+    max_rows: Annotated[int, Meta(ge=0, description="stop the whole group after this many sequences; 0: no limit")] = 0
+    max_hours: Annotated[float, Meta(ge=0, description="stop the whole group after this time; 0: no limit")] = 0.0
     from_start: Annotated[
         bool,
         Meta(

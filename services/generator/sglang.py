@@ -13,11 +13,20 @@ import httpx
 import msgspec
 from httpx_aiohttp import AiohttpTransport
 
-from schemas.prompts import Prompt
 from schemas.sequences import FailureReason
 from services.kernel.errors import Fatal, Reject, Retry
 
 _BODY_SHOWN = 500
+_WORKER_LOST = "call_upstream_request_error"
+
+
+class Request(msgspec.Struct, omit_defaults=True):
+    """The body of /generate: nothing else is ever sent, and never both text and ids."""
+
+    rid: str
+    input_ids: list[int]
+    sampling_params: dict[str, Any]
+    return_logprob: bool = False
 
 
 class FinishReason(msgspec.Struct):
@@ -37,6 +46,7 @@ class MetaInfo(msgspec.Struct):
     prompt_tokens: int | None = None
     num_retractions: int = 0
     weight_version: str | None = None
+    output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
 
 
 class Answer(msgspec.Struct):
@@ -54,6 +64,18 @@ class EngineBusy(Retry):
     """429 or 503: the engine took nothing on; nothing is charged to the prompt."""
 
 
+class ConnectionLost(Retry):
+    """It broke while the request was with the engine, which may have died of it."""
+
+
+class Aborted(Retry):
+    """Status 200 and no data: somebody aborted the request. `tokens` were generated for nothing."""
+
+    def __init__(self, detail: str, tokens: int) -> None:
+        super().__init__("abort", detail)
+        self.tokens = tokens
+
+
 _decode = msgspec.json.Decoder(Answer).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -64,20 +86,21 @@ def http_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=AiohttpTransport(limits=limits), timeout=httpx.Timeout(None, connect=10.0))
 
 
-async def generate(http: httpx.AsyncClient, url: str, prompt: Prompt, rid: str, seconds: float) -> Answer:
-    """Ask the engine at `url` exactly what the prompt says. Raises Retry, Reject(FailureReason) or Fatal."""
-    sampling = {**prompt.sampling, "sampling_seed": prompt.seed}
-    body = _encode({"rid": rid, "input_ids": prompt.prompt_ids, "sampling_params": sampling})
+async def generate(http: httpx.AsyncClient, url: str, request: Request, seconds: float) -> Answer:
+    """Ask the engine at `url`. Cancelled, the connection closes and the engine stops generating. Raises Retry,
+    Reject(FailureReason) or Fatal."""
     try:
         async with asyncio.timeout(seconds):
-            response = await http.post(f"{url}/generate", content=body, headers={"Content-Type": "application/json"})
+            response = await http.post(
+                f"{url}/generate", content=_encode(request), headers={"Content-Type": "application/json"}
+            )
     except TimeoutError as error:
         raise Retry("timeout", f"no answer of {url} within {seconds:.0f} s") from error
     except httpx.TransportError as error:
         # httpx-aiohttp names a connection lost half-way like one never made: only the cause tells them apart.
         if isinstance(error.__cause__, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
             raise EngineDown("engine_down", f"no connection to {url}: {error!r}") from error
-        raise Retry("connection_lost", f"{url} closed the connection: {error!r}") from error
+        raise ConnectionLost("connection_lost", f"{url} closed the connection: {error!r}") from error
     if response.status_code != 200:
         raise _refusal(url, response)
     return _answer(url, response.content)
@@ -90,9 +113,9 @@ def _answer(url: str, content: bytes) -> Answer:
         raise Reject(FailureReason.BAD_ANSWER, f"answer of {url} is not one of /generate: {error}") from error
     except msgspec.DecodeError as error:
         raise Retry("not_json", f"answer of {url} is not JSON: {error}") from error
-    if answer.meta_info.finish_reason.type == "abort":
-        # Status 200, with part of the ids or none: somebody aborted it, it is no data.
-        raise Retry("abort", f"{url} aborted the request: {answer.meta_info.finish_reason.message}")
+    finish = answer.meta_info.finish_reason
+    if finish.type == "abort":
+        raise Aborted(f"{url} aborted the request: {finish.message}", answer.meta_info.completion_tokens)
     if answer.output_ids is msgspec.UNSET:
         raise Fatal(
             f"the engine at {url} answers without output_ids, so the exact tokens cannot be had: use SGLang >= 0.5.1, "
@@ -102,7 +125,10 @@ def _answer(url: str, content: bytes) -> Answer:
 
 
 def _refusal(url: str, response: httpx.Response) -> Retry | Reject:
+    """Errors come in three body shapes, and as plain text: the status decides."""
     status, detail = response.status_code, f"{url} answered {response.status_code}: {response.text[:_BODY_SHOWN]}"
+    if status == 500 and _WORKER_LOST in response.text:
+        return ConnectionLost("worker_lost", detail)
     if status in (429, 503):
         return EngineBusy(f"http_{status}", detail, _retry_after(response))
     if status == 408 or status >= 500:
@@ -114,20 +140,3 @@ def _retry_after(response: httpx.Response) -> float | None:
     """Seconds of the Retry-After header; a date in it is not worth a clock comparison."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdigit() else None
-
-
-async def is_ready(http: httpx.AsyncClient, url: str) -> bool:
-    """/ready answers at once; servers and routers without it have /health, which may run a one-token generation."""
-    for path in ("/ready", "/health"):
-        async with asyncio.timeout(30.0):
-            response = await http.get(url + path)
-        if response.status_code != 404:
-            return response.status_code == 200
-    return False
-
-
-async def identity(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
-    """What /server_info says of the engine; empty behind a router, which has no such route."""
-    async with asyncio.timeout(30.0):
-        response = await http.get(f"{url}/server_info")
-    return msgspec.json.decode(response.content, type=dict[str, Any]) if response.status_code == 200 else {}

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
-from schemas.control import Control, Idle, idle_key
+from schemas.control import HALT_KEY, Cancel, Control, Halt, Idle, Spent, cancel_key, idle_key
 from services.kernel.codec import Decoder
 from services.kernel.errors import Reject
 from services.kernel.kafka import Kafka, partitions_of
@@ -26,6 +26,22 @@ class ControlView:
         message = self._latest.get(idle_key(run))
         return message if isinstance(message, Idle) else None
 
+    @property
+    def halt(self) -> Halt:
+        """The last word on whether generators may take in prompts."""
+        message = self._latest.get(HALT_KEY)
+        return message if isinstance(message, Halt) else Halt(halted=False, epoch=0, created_at=0.0)
+
+    def cancelled(self, source: str, created_at: float) -> bool:
+        """Whether a prompt of `source`, made at that time, was cancelled."""
+        message = self._latest.get(cancel_key(source))
+        return isinstance(message, Cancel) and created_at < message.created_at
+
+    def spent(self) -> list[Spent]:
+        """What all generators have made in the epoch of now."""
+        epoch = self.halt.epoch
+        return [message for message in self._latest.values() if isinstance(message, Spent) and message.epoch == epoch]
+
     def update(self, key: bytes, message: Control) -> None:
         """A newer message of `key`."""
         self._latest[key] = message
@@ -42,19 +58,26 @@ async def following(
         partitions = await partitions_of(admin, kafka.topics.control)
     async with kafka.started(lambda: kafka.consumer(None, "read_committed")) as consumer:
         consumer.assign(partitions)
+        ends = await consumer.end_offsets(partitions)
         for partition, offset in (await consumer.beginning_offsets(partitions)).items():
             consumer.seek(partition, offset)
 
+        async def take(timeout_ms: int) -> None:
+            for records in (await consumer.getmany(timeout_ms=timeout_ms)).values():
+                for record in records:
+                    try:
+                        view.update(record.key, decoder.decode(record.value))
+                    except Reject as reject:
+                        # A newer version may write messages this one does not know: say so and go on.
+                        log.warning("control message ignored: %s", reject.detail, extra={"offset": record.offset})
+
         async def follow() -> None:
             while True:
-                for records in (await consumer.getmany(timeout_ms=1000)).values():
-                    for record in records:
-                        try:
-                            view.update(record.key, decoder.decode(record.value))
-                        except Reject as reject:
-                            # A newer version may write messages this one does not know: say so and go on.
-                            log.warning("control message ignored: %s", reject.detail, extra={"offset": record.offset})
+                await take(timeout_ms=1000)
 
+        # What was said before is known before anything is done: a halt holds for who comes later, too.
+        while any([await consumer.position(partition) < end for partition, end in ends.items()]):
+            await take(timeout_ms=200)
         task = spawn(follow())
         try:
             yield view

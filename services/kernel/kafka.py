@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaError
 from msgspec import Meta
 
 from services.kernel.errors import Fatal, Stopped
-from services.kernel.retry import Backoff
+from services.kernel.retry import Backoff, set_within
 from services.kernel.settings import Settings
 
 log = logging.getLogger("tokenhaul.kafka")
@@ -129,13 +129,14 @@ class Kafka:
     @asynccontextmanager
     async def started(self, make: Callable[[], Client], stopping: asyncio.Event | None = None) -> AsyncIterator[Client]:
         """A client that has reached a broker. Waits for Kafka as long as it takes; Stopped when `stopping` is set."""
-        client = await self._start(make, stopping)
+        client = await self.start(make, stopping)
         try:
             yield client
         finally:
-            await _close(client)
+            await close(client)
 
-    async def _start(self, make: Callable[[], Client], stopping: asyncio.Event | None) -> Client:
+    async def start(self, make: Callable[[], Client], stopping: asyncio.Event | None = None) -> Client:
+        """The same, for those who close the client themselves."""
         backoff = Backoff(base=0.5, cap=15.0)
         while True:
             client = make()
@@ -143,18 +144,18 @@ class Kafka:
                 await client.start()
                 return client
             except (KafkaError, OSError) as error:
-                await _close(client)
+                await close(client)
                 wait = backoff.next()
                 log.warning(
                     "Kafka at %s does not answer (%s); trying again in %.1f s",
                     self.address, error, wait, extra={"action": "kafka_wait"},
                 )  # fmt: skip
             except BaseException:
-                await _close(client)
+                await close(client)
                 raise
             if stopping is None:
                 await asyncio.sleep(wait)
-            elif await _set_within(stopping, wait):
+            elif await set_within(stopping, wait):
                 raise Stopped(f"asked to stop while waiting for Kafka at {self.address}")
 
     async def read_all(self, topic: str, isolation: Isolation = "read_committed") -> AsyncIterator[ConsumerRecord]:
@@ -201,15 +202,7 @@ async def caught_up(admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, grou
     return all(committed.get(tp.partition, (-1, ""))[0] >= end for tp, end in ends.items())
 
 
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True
-
-
-async def _close(client: Any) -> None:
+async def close(client: Any) -> None:
     """Stop a client without hanging on a broker that is gone."""
     stop = client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop()
     try:

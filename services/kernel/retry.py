@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 
@@ -22,3 +23,12 @@ class Backoff:
     def reset(self) -> None:
         """It worked: the next failure starts from the base again."""
         self._failures = 0
+
+
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for `event`, but no longer than `seconds`; whether it is set."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

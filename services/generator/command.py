@@ -1,0 +1,64 @@
+"""`tokenhaul cancel --source NAME` and `tokenhaul resume`: words to all generators, through the control topic."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+
+from schemas.control import HALT_KEY, Cancel, Control, Halt, cancel_key
+from services.kernel import logs, topics
+from services.kernel.codec import Decoder, Encoder, schema_of
+from services.kernel.errors import Reject, TokenhaulError
+from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.settings import load
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The arguments; where Kafka is comes from TOKENHAUL_KAFKA_*."""
+    if parser.prog.endswith("cancel"):
+        parser.add_argument("--source", required=True, help="its prompts of before now that are not generated yet fail")
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Write the word; the exit status."""
+    logs.configure("auto", "info")
+    try:
+        kafka = Kafka(load(KafkaSettings, os.environ))
+        print(asyncio.run(_cancel(kafka, arguments.source) if arguments.command == "cancel" else _resume(kafka)))
+    except TokenhaulError as error:
+        print(*(f"tokenhaul: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
+        return error.status
+    return 0
+
+
+async def _cancel(kafka: Kafka, source: str) -> str:
+    await topics.check(kafka)
+    await _write(kafka, cancel_key(source), Cancel(source=source, created_at=time.time()))
+    return f"prompts of {source} that are not generated yet will fail as cancelled"
+
+
+async def _resume(kafka: Kafka) -> str:
+    await topics.check(kafka)
+    decoder: Decoder[Control] = Decoder(Control)  # type: ignore[arg-type]
+    halt = Halt(halted=False, epoch=0, created_at=0.0)
+    async for record in kafka.read_all(kafka.topics.control):
+        if record.key == HALT_KEY:
+            try:
+                message = decoder.decode(record.value)
+            except Reject as reject:
+                raise TokenhaulError(f"{record.topic}, offset {record.offset}: {reject.detail}") from reject
+            halt = message if isinstance(message, Halt) else halt
+    if not halt.halted:
+        return "the generators are not halted"
+    await _write(kafka, HALT_KEY, Halt(halted=False, epoch=halt.epoch + 1, created_at=time.time()))
+    return f"the generators go on, budgets begin anew (halted was: {halt.reason})"
+
+
+async def _write(kafka: Kafka, key: bytes, message: Cancel | Halt) -> None:
+    async with kafka.started(kafka.producer) as producer:
+        await producer.send_and_wait(
+            kafka.topics.control, Encoder().encode(message), key=key, headers=[("schema", schema_of(message))]
+        )

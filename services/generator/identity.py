@@ -1,0 +1,70 @@
+"""Who answers at an engine's address, and whether it may have our prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import msgspec
+
+_SECONDS = 30.0
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of itself. A router knows the model, but neither version nor context of its workers."""
+
+    model_path: str
+    version: str | None = None
+    weight_version: str | None = None
+    max_model_len: int | None = None
+    deterministic: bool = False
+    router: bool = False
+
+
+async def read(http: httpx.AsyncClient, url: str) -> Identity:
+    """Ask. Routes that are not there are no harm; raises httpx.HTTPError or TimeoutError when nobody answers."""
+    server = await _get(http, f"{url}/get_server_info")
+    model = await _get(http, f"{url}/get_model_info")
+    models = await _get(http, f"{url}/v1/models")
+    served = (models.get("data") or [{}])[0]
+    return Identity(
+        model_path=model.get("model_path") or server.get("model_path") or served.get("id") or "",
+        version=server.get("version"),
+        weight_version=model.get("weight_version"),
+        max_model_len=served.get("max_model_len"),
+        deterministic=bool(server.get("enable_deterministic_inference")),
+        router=bool(server.get("router_manager")),
+    )
+
+
+def refusal(identity: Identity, label: str, model_path: str, *, router_retries_off: bool) -> str | None:
+    """Why this engine gets none of our prompts; None if it may. `label` is the dataset's model, `model_path` what its
+    engines call it (empty: the same, as far as the last part of the path goes)."""
+    wrong = identity.model_path != model_path if model_path else _last(identity.model_path) != _last(label)
+    if wrong:
+        return (
+            f"it serves {identity.model_path!r}, the dataset is of {model_path or label!r}: if that is the same model, "
+            f"set TOKENHAUL_GENERATOR_MODEL_PATH={identity.model_path}"
+        )
+    if identity.router and not router_retries_off:
+        return (
+            "it is a router, which sends a request that killed one worker to the next: start it with "
+            "--disable-retries and set TOKENHAUL_GENERATOR_ROUTER_RETRIES_OFF=true"
+        )
+    return None
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2].lower()
+
+
+async def _get(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
+    async with asyncio.timeout(_SECONDS):
+        response = await http.get(url)
+    if response.status_code != 200:
+        return {}
+    try:
+        return msgspec.json.decode(response.content, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}  # another server's page: what is missing then is refused
