@@ -29,6 +29,7 @@ WriteSources = Callable[[Path], Path]
 _POLL_SECONDS = 0.25
 _END_SECONDS = 15.0
 _ENGINE_SLOTS = 4
+_ENGINE_MODEL = "SmolLM2-135M-Instruct.Q4_1"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +70,7 @@ def run(plan: Plan) -> Result:
         engines = plan.engines or [_start_engine(plan, infrastructure)]
         asyncio.run(_create_topics(plan, kafka))
         run_id = uuid.uuid4().hex
-        with Progress() as progress:
+        with Progress(_log(plan, "generate")) as progress:
             for name in ("ingest", "generate", "sink"):
                 services.append(_start_service(plan, name, kafka, engines, run_id, progress))
             _watch(infrastructure, services, progress, lambda: asyncio.run(_idle_mark(kafka, run_id)))
@@ -139,7 +140,7 @@ def _start_service(plan: Plan, name: str, kafka: Kafka, engines: list[str], run_
         "TOKENHAUL_SINK_MAX_AGE_SECONDS": "30",
     }
     if not plan.engines:
-        settings["TOKENHAUL_GENERATOR_WINDOW"] = str(_ENGINE_SLOTS)
+        settings["TOKENHAUL_GENERATOR_MODEL_PATH"] = _ENGINE_MODEL
     return Child(name, [*_TOKENHAUL, name, "--until-idle"], _log(plan, name), os.environ | settings)
 
 

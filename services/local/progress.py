@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
@@ -19,7 +22,8 @@ _PLAIN_SECONDS = 5.0
 class Progress:
     """Reads the services' own metrics. A bar on a terminal, a line every few seconds elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, generator_log: Path) -> None:
+        self._generator_log = generator_log
         self._console = Console(stderr=True)
         self._bar = Bar(
             TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=self._console, transient=True
@@ -67,6 +71,8 @@ class Progress:
             f"prompts in {prompts:.0f} · answered {finished:.0f} · rows out {rows:.0f} · "
             f"{tokens / seconds:.0f} tokens/s · ETA {'-' if left is None else f'{left:.0f} s'}"
         )
+        if prompts > finished and not self._total("tokenhaul_engine_ready", "generate"):
+            text += f" · no engine takes work{self._trouble()}"
         self._bar.update(self._task, description=text, total=prompts or None, completed=finished)
         if not self._console.is_terminal and now - self._printed > _PLAIN_SECONDS:
             self._printed = now
@@ -88,6 +94,24 @@ class Progress:
                 self._base[key] = self._base.get(key, 0.0) + self._last[key]
             self._last[key] = value
 
+    def _trouble(self) -> str:
+        """What the generator said last of an engine."""
+        try:
+            lines = self._generator_log.read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
+        said = [line["message"] for line in map(_json, lines[-200:]) if line.get("action") == "engine"]
+        return f": {said[-1]}" if said else ""
+
     def _total(self, metric: str, service: str) -> float:
         key = (service, metric)
         return self._base.get(key, 0.0) + self._last.get(key, 0.0)
+
+
+def _json(line: str) -> dict[str, Any]:
+    """A line of a service's log; empty for what is none."""
+    try:
+        read = json.loads(line)
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}

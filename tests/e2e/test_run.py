@@ -47,8 +47,8 @@ def test_from_a_file_to_a_dataset(tmp_path: Path, broker: str) -> None:
         more.write('{"messages": "not a list"}\n')
     with fake_engine(tmp_path) as (url, log):
         run = tokenhaul(
-            "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--kafka", broker,
-            "--out", tmp_path / "out",
+            "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--model", "fake",
+            "--kafka", broker, "--out", tmp_path / "out",
         )  # fmt: skip
         output, _ = run.communicate(timeout=100)
         assert run.returncode == 0, output
@@ -71,8 +71,8 @@ def test_kill_9_of_every_service_loses_and_repeats_nothing(tmp_path: Path, broke
     file = prompts(tmp_path, count)
     with fake_engine(tmp_path, "--slots", str(slots), "--latency", str(seconds)) as (url, log):
         run = tokenhaul(
-            "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--kafka", broker,
-            "--out", tmp_path / "out", TOKENHAUL_SINK_MAX_ROWS="50", TOKENHAUL_INGEST_BATCH_RECORDS="4",
+            "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--model", "fake",
+            "--kafka", broker, "--out", tmp_path / "out", TOKENHAUL_SINK_MAX_ROWS="50", TOKENHAUL_INGEST_BATCH_RECORDS="4",
         )  # fmt: skip
         for service, generated in (("ingest", 50), ("generate", 100), ("sink", 300), ("generate", 500)):
             wait_for(partial(_generated, log, generated), 60)
@@ -103,7 +103,7 @@ def test_run_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
         for wanted in (40, 60):
             prompts(tmp_path, wanted)  # the same ones, and more behind them
             run = tokenhaul(
-                "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER,
+                "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--model", "fake",
                 "--out", tmp_path / "out",
             )  # fmt: skip
             output, _ = run.communicate(timeout=100)
@@ -125,6 +125,8 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, after: str) -> None:
             url,
             "--tokenizer",
             LOCAL_TOKENIZER,
+            "--model",
+            "fake",
             "--out",
             tmp_path / "out",
         )
@@ -188,7 +190,7 @@ def test_kill_9_of_kafka_loses_and_repeats_nothing(tmp_path: Path) -> None:
     file = prompts(tmp_path, 800)
     with fake_engine(tmp_path, "--slots", "16", "--latency", "0.1") as (url, log):
         run = tokenhaul(
-            "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER,
+            "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--model", "fake",
             "--out", tmp_path / "out",
         )  # fmt: skip
         wait_for(partial(_generated, log, 300), 60)
