@@ -72,7 +72,8 @@ def test_kill_9_of_every_service_loses_and_repeats_nothing(tmp_path: Path, broke
     with fake_engine(tmp_path, "--slots", str(slots), "--latency", str(seconds)) as (url, log):
         run = tokenhaul(
             "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--model", "fake",
-            "--kafka", broker, "--out", tmp_path / "out", TOKENHAUL_SINK_MAX_ROWS="50", TOKENHAUL_INGEST_BATCH_RECORDS="4",
+            "--kafka", broker, "--out", tmp_path / "out",
+            TOKENHAUL_SINK_MAX_ROWS="50", TOKENHAUL_INGEST_BATCH_RECORDS="4",
         )  # fmt: skip
         for service, generated in (("ingest", 50), ("generate", 100), ("sink", 300), ("generate", 500)):
             wait_for(partial(_generated, log, generated), 60)

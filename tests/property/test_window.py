@@ -1,11 +1,11 @@
-"""The window against a simulated engine: full, not crowded, found again when its capacity changes, whoever shares it."""
+"""The window against a simulated engine: full, not crowded, found again when its capacity changes, and shared."""
 
 from __future__ import annotations
 
 import heapq
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ SAMPLE_SECONDS = 0.5
 
 
 def simulate(
-    windows: list[Window], capacity: Callable[[float], int], median: float, sigma: float, until: float, seed: int
+    windows: Sequence[Window], capacity: Callable[[float], int], median: float, sigma: float, until: float, seed: int
 ) -> tuple[float, float]:
     """(share of the engine's places in use, requests waiting per place in use), from the 10th second on.
 
