@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help install install-test demo test check format docs clean
+.PHONY: help install install-test demo test test-sglang check format docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -35,6 +35,9 @@ demo: install ## the whole pipeline on this machine, over prompts that come with
 
 test: install-test ## unit, property, contract and integration tests on real parts (Kafka, engine, tokenizers)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -q tests
+
+test-sglang: install-test ## contract suite and 500 prompts against a real SGLang on the CPU (installs 2 to 6 GB once)
+	PATH=$(CURDIR)/$(BIN):$$PATH tests/sglang/run.sh
 
 check: install-test ## style, strict types, import rules
 	$(BIN)/ruff check services schemas tests
