@@ -1,29 +1,138 @@
-"""Who gets the next free place on which engine."""
+"""Who gets the next free place on which engine, and what is known of engines."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from services.generator import engine as engine_module
+from services.generator.engine import Engine
 from services.generator.engines import Engines
 from services.generator.metrics import GeneratorMetrics
+from services.generator.settings import GeneratorSettings
+from services.generator.watch import Watch
+from services.generator.window import Window
+from services.kernel.errors import Stopped
 from tests.support.stream import eventually
 
-A, B = "http://a", "http://b"
+A, B = "http://a:1", "http://b:1"
+
+
+def pool(*urls: str, window: int = 2) -> Engines:
+    """Engines that take work."""
+    engines = Engines()
+    for url in urls:
+        made = Engine(url, Window(window, window))
+        made.ready = True
+        engines.all.append(made)
+    return engines
+
+
+async def turns(count: int = 5) -> None:
+    """Let other tasks run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_the_least_busy_engine_is_taken_and_a_full_pool_serves_in_order() -> None:
+    engines = pool(A, B)
+    async with AsyncExitStack() as first, AsyncExitStack() as rest:
+        taken = [await first.enter_async_context(engines.place())]
+        taken += [await rest.enter_async_context(engines.place()) for _ in range(3)]
+        assert sorted(each.url for each in taken) == [A, A, B, B]
+        assert taken[0].url != taken[1].url
+        order: list[int] = []
+
+        async def wait(number: int) -> None:
+            async with engines.place():
+                order.append(number)
+
+        waiting = [asyncio.create_task(wait(number)) for number in range(3)]
+        await turns()
+        waiting[0].cancel()
+        await turns()
+        await first.aclose()
+        await asyncio.gather(*waiting[1:])
+        assert order == [1, 2], "who gave up waiting takes no place; the others come in the order they asked"
+
+
+async def test_a_place_given_to_somebody_who_was_cancelled_comes_back() -> None:
+    engines = pool(A, window=1)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(engines.place())
+        waiting = asyncio.create_task(engines._acquire())
+        await turns()
+        await stack.aclose()  # handed over ...
+        waiting.cancel()  # ... in the moment it is cancelled
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert engines.all[0].in_flight == 0
+
+
+async def test_a_suspect_has_an_engine_for_itself() -> None:
+    engines = pool(A, window=8)
+    async with AsyncExitStack() as others:
+        for _ in range(2):
+            await others.enter_async_context(engines.place())
+        alone: list[int] = []
+
+        async def suspect() -> None:
+            async with engines.place(alone=True) as mine:
+                alone.append(mine.in_flight)
+
+        task = asyncio.create_task(suspect())
+        innocent = asyncio.create_task(engines._acquire())
+        await turns()
+        assert not alone, "the others are let finish first"
+        assert not innocent.done(), "nobody joins an engine that is being emptied"
+        await others.aclose()
+        await task
+        assert alone == [1]
+        assert (await innocent).in_flight == 1, "and then it is everybody's again"
+
+
+async def test_a_closed_pool_gives_no_more_places() -> None:
+    engines = pool(A, window=1)
+    async with engines.place():
+        waiting = asyncio.create_task(engines._acquire())
+        await turns()
+        engines.close()
+        with pytest.raises(Stopped):
+            await waiting
+        with pytest.raises(Stopped):
+            await engines._acquire()
+
+
+async def test_the_verdict_on_a_lost_connection_is_one_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: now))
+    suspected = Engine(A, Window(1, 1))
+    lost = [asyncio.create_task(suspected.died()) for _ in range(3)]
+    await turns()
+    suspected.probed(well=True)
+    await turns()
+    assert not any(task.done() for task in lost), "a dying server may answer for some seconds"
+    suspected.probed(well=False)
+    assert await asyncio.gather(*lost) == [True] * 3
+    again = asyncio.create_task(suspected.died())
+    await turns()
+    now += engine_module.DYING_SECONDS
+    suspected.probed(well=True)
+    assert not await again
 
 
 @asynccontextmanager
-async def pool(
-    urls: list[str], window: int, answer: Callable[[httpx.Request], httpx.Response]
-) -> AsyncIterator[Engines]:
-    """Engines whose probes are answered by `answer`."""
+async def watched(urls: list[str], answer: Callable[[httpx.Request], httpx.Response]) -> AsyncIterator[Engines]:
+    """A pool that is kept true by probes which `answer` answers."""
+    settings = GeneratorSettings(engines=urls, window=2)
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-        engines = Engines(urls, window, http, GeneratorMetrics())
-        watching = asyncio.create_task(engines.watch())
+        engines = Engines()
+        watching = asyncio.create_task(Watch(settings, "m", engines, http, GeneratorMetrics()).run())
         try:
             yield engines
         finally:
@@ -32,41 +141,20 @@ async def pool(
 
 
 def well(request: httpx.Request) -> httpx.Response:
-    return httpx.Response(200, json={"version": "0.5.23"} if request.url.path == "/server_info" else None)
+    bodies = {
+        "/ready": {},
+        "/get_server_info": {"model_path": "/models/m", "version": "0.5.23"},
+        "/get_model_info": {"model_path": "/models/m", "weight_version": "w"},
+        "/v1/loads": {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "token_usage": 0.0}]},
+    }
+    body = bodies.get(request.url.path)
+    return httpx.Response(404) if body is None else httpx.Response(200, json=body)
 
 
-async def test_the_least_busy_engine_is_taken_and_a_full_pool_serves_in_order() -> None:
-    async with pool([A, B], 2, well) as engines:
-        taken = [await engines.acquire() for _ in range(4)]
-        assert sorted(engine.url for engine in taken) == [A, A, B, B]
-        assert taken[0].url != taken[1].url
-        assert {engine.version for engine in taken} == {"0.5.23"}
-        order: list[int] = []
-
-        async def wait(number: int) -> None:
-            await engines.acquire()
-            order.append(number)
-
-        waiting = [asyncio.create_task(wait(number)) for number in range(3)]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
-        await asyncio.sleep(0)
-        engines.release(taken[0])
-        engines.release(taken[1])
-        await asyncio.wait_for(asyncio.gather(*waiting[1:]), 5)
-        assert order == [1, 2], "who gave up waiting takes no place; the others come in the order they asked"
-
-
-async def test_a_place_given_to_somebody_who_was_cancelled_comes_back() -> None:
-    async with pool([A], 1, well) as engines:
-        engine = await engines.acquire()
-        waiting = asyncio.create_task(engines.acquire())
-        await asyncio.sleep(0)
-        engines.release(engine)  # handed over ...
-        waiting.cancel()  # ... in the moment it is cancelled
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert (await asyncio.wait_for(engines.acquire(), 5)).in_flight == 1
+async def test_an_engine_that_is_well_is_asked_who_it_is() -> None:
+    async with watched([A], well) as engines, engines.place() as found:
+        assert found.identity is not None
+        assert (found.identity.version, found.identity.weight_version) == ("0.5.23", "w")
 
 
 @pytest.mark.parametrize(
@@ -74,42 +162,62 @@ async def test_a_place_given_to_somebody_who_was_cancelled_comes_back() -> None:
     [
         lambda request: httpx.Response(503),
         lambda request: httpx.Response(404),
+        lambda request: httpx.Response(200, json={"model_path": "/models/other"}),
+        lambda request: httpx.Response(200, content=b"<html>"),
         lambda request: (_ for _ in ()).throw(httpx.ConnectError("refused")),
     ],
-    ids=["503", "no health route", "no connection"],
+    ids=["503", "no health route", "another model", "another server", "no connection"],
 )
 async def test_an_engine_that_is_not_well_gets_no_work(answer: Callable[[httpx.Request], httpx.Response]) -> None:
     def one_is_well(request: httpx.Request) -> httpx.Response:
         return well(request) if request.url.host == "a" else answer(request)
 
-    async with pool([A, B], 2, one_is_well) as engines:
-        assert [(await engines.acquire()).url for _ in range(2)] == [A, A]
-        third = asyncio.create_task(engines.acquire())
-        await asyncio.sleep(0)
+    async with watched([A, B], one_is_well) as engines, engines.place() as one, engines.place() as two:
+        assert [one.url, two.url] == [A, A]
+        third = asyncio.create_task(engines._acquire())
+        await turns(20)
         assert not third.done()
         third.cancel()
 
 
 async def test_health_stands_in_where_there_is_no_ready_route() -> None:
     def old(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(404) if request.url.path in ("/ready", "/server_info") else well(request)
+        path = request.url.path
+        return httpx.Response(404) if path == "/ready" else httpx.Response(200) if path == "/health" else well(request)
 
-    async with pool([A], 1, old) as engines:
-        assert (await asyncio.wait_for(engines.acquire(), 5)).version is None
+    async with watched([A], old) as engines, engines.place() as found:
+        assert found.ready
 
 
-async def test_a_suspected_engine_is_asked_before_it_gets_work_again() -> None:
-    up = True
+async def test_an_engine_that_comes_back_is_asked_again_who_it_is() -> None:
+    served, up = "/models/m", True
 
     def answer(request: httpx.Request) -> httpx.Response:
-        return well(request) if up else httpx.Response(503)
+        if not up:
+            return httpx.Response(503)
+        if request.url.path == "/get_model_info":
+            return httpx.Response(200, json={"model_path": served})
+        return well(request)
 
-    async with pool([A], 4, answer) as engines:
-        engine = await engines.acquire()
-        up = False
-        engines.suspect(engine)
-        waiting = asyncio.create_task(engines.acquire())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        up = True
-        await eventually(waiting.done)
+    async with watched([A], answer) as engines:
+        async with engines.place() as engine:
+            up = False
+            engine.probe_now.set()
+            await eventually(lambda: not engine.ready)
+        served, up = "/models/other", True
+        engine.probe_now.set()
+        await turns(50)
+        assert not engine.ready, "it was started again with another model"
+        served = "/models/m"
+        await eventually(lambda: engine.ready)
+
+
+async def test_one_engine_for_every_address_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def addresses(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(2, 1, 6, "", (f"10.0.0.{number}", 30000)) for number in (2, 1)]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", addresses)
+    async with watched(["dns+http://sglang:30000"], well) as engines:
+        await eventually(lambda: len(engines.all) == 2)
+        assert [engine.url for engine in engines.all] == ["http://10.0.0.1:30000", "http://10.0.0.2:30000"]
+        assert [engine.name for engine in engines.all] == ["10.0.0.1:30000", "10.0.0.2:30000"]
