@@ -129,9 +129,15 @@ async def test_text_is_tokenized_as_tokenize_does(client: httpx.AsyncClient) -> 
 
 
 async def test_metrics_have_the_names_and_labels_of_a_server(client: httpx.AsyncClient) -> None:
-    for stream in (True, False):  # a series is there once something was counted in it
+    # A series is there once something was counted in it.
+    for stream in (True, False):
         body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2}, "stream": stream}
         await client.post("/generate", json=body)
+    run = Run(client)
+    aborted = run.start("counted-as-aborted")
+    await run.until(running=1)
+    await run.abort(rid="counted-as-aborted")
+    await aborted
     answer = await client.get("/metrics")
 
     assert answer.headers["content-type"] == load("20-GET-metrics")["response"]["headers"]["content-type"]
