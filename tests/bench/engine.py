@@ -1,0 +1,133 @@
+"""An engine that costs next to nothing: a canned answer, at once or after a log-normal time in one of some places.
+
+    python -m tests.bench.engine --port 30001 [--places 64 --median 0.4 --sigma 1.2]
+
+POST /places with a number changes how many places there are. It is spoken to over keep-alive connections by clients
+that wait for each answer: the little of HTTP that takes is done by hand, because a web framework would cost as much as
+the generator that is to be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import re
+from collections import deque
+
+OUTPUT_IDS = [*range(1000, 1199), 2]
+_FIELDS = re.compile(rb'"rid": ?"([^"]*)", ?"input_ids": ?\[([^]]*)\]')
+_IDS = json.dumps(OUTPUT_IDS, separators=(",", ":"))
+
+
+class Places:
+    """Who may be served now. `used` and `open` add up seconds of places, for the share that was busy."""
+
+    def __init__(self, count: int, median: float, sigma: float) -> None:
+        self.count, self._median, self._sigma = count, median, sigma
+        self._random = random.Random(1)
+        self._queue: deque[Connection] = deque()
+        self.running = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a place."""
+        return len(self._queue)
+
+    def ask(self, connection: Connection) -> None:
+        """Serve a request as soon as there is a place for it."""
+        if not self._median:
+            connection.answer()
+            return
+        self._queue.append(connection)
+        self._serve()
+
+    def set(self, count: int) -> None:
+        """There are `count` places from now on."""
+        self.count = count
+        self._serve()
+
+    def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._queue and self.running < self.count:
+            self.running += 1
+            seconds = self._random.lognormvariate(math.log(self._median), self._sigma)
+            loop.call_later(seconds, self._done, self._queue.popleft())
+
+    def _done(self, connection: Connection) -> None:
+        self.running -= 1
+        connection.answer()
+        self._serve()
+
+
+class Connection(asyncio.Protocol):
+    """One client, which sends its next request after the answer to the last."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._read = b""
+        self._body = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+        head, found, body = self._read.partition(b"\r\n\r\n")
+        if not found:
+            return
+        lines = head.split(b"\r\n")
+        length = next((int(line[15:]) for line in lines if line.lower().startswith(b"content-length:")), 0)
+        if len(body) < length:
+            return
+        self._read, self._body = b"", body
+        self._route(lines[0].split(b" ")[1])
+
+    def _route(self, path: bytes) -> None:
+        if path == b"/generate":
+            self._places.ask(self)
+        elif path == b"/v1/loads":
+            running, waiting = self._places.running, self._places.waiting
+            load = {"num_running_reqs": running, "num_waiting_reqs": waiting, "token_usage": 0.5}
+            self._send(json.dumps({"loads": [load]}).encode())
+        elif path == b"/get_model_info":
+            self._send(b'{"model_path": "fake", "weight_version": "default"}')
+        elif path == b"/places":
+            self._places.set(int(self._body))
+            self._send(b"{}")
+        else:
+            self._send(b"{}")
+
+    def answer(self) -> None:
+        """What every request is answered."""
+        rid, prompt_ids = _FIELDS.search(self._body).groups()  # type: ignore[union-attr]
+        prompt = prompt_ids.count(b",") + 1
+        text = (
+            f'{{"text":"","output_ids":{_IDS},"meta_info":{{"id":"{rid.decode()}","finish_reason":{{"type":"stop","matched":2}},'
+            f'"prompt_tokens":{prompt},"completion_tokens":{len(OUTPUT_IDS)},"weight_version":"default"}}}}'
+        )
+        self._send(text.encode())
+
+    def _send(self, body: bytes) -> None:
+        self._transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+
+
+async def _main(args: argparse.Namespace) -> None:
+    places = Places(args.places, args.median, args.sigma)
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(places), "127.0.0.1", args.port)
+    print(json.dumps({"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}), flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--places", type=int, default=64)
+    parser.add_argument("--median", type=float, default=0.0)
+    parser.add_argument("--sigma", type=float, default=1.2)
+    asyncio.run(_main(parser.parse_args()))

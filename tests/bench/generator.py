@@ -1,0 +1,234 @@
+"""How little a record costs the generator, and how full it keeps engines: `make bench-generator`.
+
+Everything is measured in one run on this machine, beside the ways people do it without a queue: an OpenAI client in a
+pool of threads, and a bare aiohttp loop that checks nothing and writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.kernel.kafka import Kafka, KafkaSettings
+from services.local.kafka import LocalKafka, free_ports
+from services.local.processes import Child, end
+from tests.support.processes import TOKENHAUL, wait_for
+from tests.support.stream import create_topics, make_prompt, publish
+
+PROMPT_IDS = 300
+INSTANT_RECORDS = 30_000
+WARM_UP_SECONDS = 15.0
+WATCH_SECONDS = 40.0
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> None:
+    """Print it all."""
+    with tempfile.TemporaryDirectory() as folder, kafka_node(Path(folder)) as address:
+        instant(address, Path(folder))
+        print("\n| engines | generators | latency | places in use | waiting of running | |")
+        print("|---|---|---|---|---|---|")
+        for places in (64, 256):
+            for median, sigma in ((0.4, 1.2), (2.0, 1.16)):
+                occupancy(address, Path(folder), engines=1, generators=1, places=places, median=median, sigma=sigma)
+        occupancy(address, Path(folder), engines=2, generators=3, places=64, median=0.4, sigma=1.2)
+        print("\nTwo engines, three generators, capacity 64, 32, then 128, 20 s each; the window follows or is fixed:")
+        for window in (0, 22, 43):
+            changing(address, Path(folder), window)
+
+
+def instant(address: str, folder: Path) -> None:
+    """CPU and records per second against an engine that answers at once, 512 in flight."""
+    ours = cpu, rate = generator_rate(address, folder)
+    print(f"generator: {cpu * 1000:.2f} ms CPU a record (at most 0.6), {rate:.0f} records/s (at least 1500)")
+    references = {name: reference(name, folder) for name in ("aiohttp", "openai")}
+    for name, (their_cpu, their_rate) in references.items():
+        print(
+            f"{name}: {their_cpu * 1000:.2f} ms CPU a row, {their_rate:.0f} rows/s; "
+            f"the generator has {ours[0] / their_cpu:.2f} of its CPU and {ours[1] / their_rate:.1f} times its rate"
+        )
+
+
+def generator_rate(address: str, folder: Path) -> tuple[float, float]:
+    """(CPU seconds a record, records a second) of one process, Kafka in to Kafka out."""
+    kafka = asyncio.run(topic_with_prompts(address, INSTANT_RECORDS))
+    with engine(folder) as url, running(kafka, [url], 1, folder, window=512) as ports:
+        wait_for(lambda: read(ports[0], "tokenhaul_records_out_total") > INSTANT_RECORDS * 0.2, 120)
+        first = (
+            time.monotonic(),
+            read(ports[0], "process_cpu_seconds_total"),
+            read(ports[0], "tokenhaul_records_out_total"),
+        )
+        wait_for(lambda: read(ports[0], "tokenhaul_records_out_total") > INSTANT_RECORDS * 0.9, 120)
+        last = (
+            time.monotonic(),
+            read(ports[0], "process_cpu_seconds_total"),
+            read(ports[0], "tokenhaul_records_out_total"),
+        )
+    seconds, cpu, records = (after - before for before, after in zip(first, last, strict=True))
+    return cpu / records, records / seconds
+
+
+def occupancy(
+    address: str, folder: Path, *, engines: int, generators: int, places: int, median: float, sigma: float
+) -> None:
+    """The share of places in use while the backlog lasts, and how much waits for one."""
+    mean = median * 2.72 ** (sigma * sigma / 2)
+    records = int(engines * places / mean * (WARM_UP_SECONDS + WATCH_SECONDS + 20))
+    kafka = asyncio.run(topic_with_prompts(address, records))
+    with ExitStack() as stack:
+        urls = [
+            stack.enter_context(engine(folder, "--places", places, "--median", median, "--sigma", sigma))
+            for _ in range(engines)
+        ]
+        stack.enter_context(running(kafka, urls, generators, folder))
+        in_use, waiting = watch(urls, [places] * engines, WATCH_SECONDS)
+    needed = 0.98 if generators == 1 else 0.95
+    verdict = "pass" if in_use >= needed and waiting <= 0.1 else "falls short"
+    print(
+        f"| {engines} of {places} | {generators} | median {median} s, sigma {sigma} | {in_use:.3f} (at least {needed}) "
+        f"| {waiting:.3f} (at most 0.1) | {verdict} |"
+    )
+
+
+def changing(address: str, folder: Path, window: int) -> None:
+    """Capacity that nobody told the generators about, halved and then doubled twice over."""
+    kafka = asyncio.run(topic_with_prompts(address, 18_000))
+    with ExitStack() as stack:
+        urls = [stack.enter_context(engine(folder, "--places", 64, "--median", 0.4, "--sigma", 1.2)) for _ in range(2)]
+        stack.enter_context(running(kafka, urls, 3, folder, window=window))
+        phases = []
+        for places in (64, 32, 128):
+            for url in urls:
+                urllib.request.urlopen(f"{url}/places", data=str(places).encode()).close()
+            phases.append((*watch(urls, [places] * 2, 20.0, warm_up=WARM_UP_SECONDS if places == 64 else 0.0), places))
+    text = ", ".join(f"{places}: {in_use:.3f} in use, {waiting:.3f} waiting" for in_use, waiting, places in phases)
+    used = statistics.mean(in_use for in_use, _, _ in phases)
+    crowded = max(waiting for _, waiting, _ in phases)
+    verdict = "pass" if used >= 0.95 and crowded <= 0.25 else "falls short"
+    print(f"- {'following' if not window else f'fixed at {window}'}: {text}: {verdict}")
+
+
+def watch(urls: list[str], places: list[int], seconds: float, warm_up: float = WARM_UP_SECONDS) -> tuple[float, float]:
+    """(share of places in use, waiting per running) over `seconds`, sampled ten times a second."""
+    time.sleep(warm_up)
+    running: list[int] = []
+    waiting: list[int] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for url in urls:
+            with urllib.request.urlopen(f"{url}/v1/loads") as answer:
+                load = msgspec.json.decode(answer.read())["loads"][0]
+            running.append(load["num_running_reqs"])
+            waiting.append(load["num_waiting_reqs"])
+        time.sleep(0.1)
+    return sum(running) / (len(running) / len(places) * sum(places)), sum(waiting) / max(1, sum(running))
+
+
+@contextmanager
+def kafka_node(folder: Path) -> Iterator[str]:
+    """host:port of a Kafka of our own."""
+    node = LocalKafka(folder / "kafka")
+    node.prepare()
+    child = Child("kafka", node.command, folder / "kafka.log", os.environ)
+    try:
+        wait_for(node.listens, 60)
+        yield node.bootstrap
+    finally:
+        end([child], 15)
+
+
+async def topic_with_prompts(address: str, count: int) -> Kafka:
+    """A dataset of its own with `count` prompts of 300 ids."""
+    kafka = Kafka(KafkaSettings(bootstrap=[address], prefix=f"bench-{time.time_ns()}"))
+    await create_topics(kafka)
+    prompts = (
+        make_prompt(
+            number,
+            prompt_ids=[1, number % 49_000, number // 49_000, *range(100, 100 + PROMPT_IDS - 3)],
+            max_new_tokens=512,
+        )
+        for number in range(count)
+    )
+    await publish(kafka, list(prompts), batch=1000)
+    return kafka
+
+
+@contextmanager
+def engine(folder: Path, *arguments: object) -> Iterator[str]:
+    """The URL of a running tests.bench.engine."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "tests.bench.engine", "--port", str(port), *map(str, arguments)]
+    child = Child("engine", command, folder / f"engine-{port}.log", os.environ | {"PYTHONPATH": str(ROOT)})
+    try:
+        wait_for(lambda: b"url" in child.log.read_bytes(), 30)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        end([child], 5)
+
+
+@contextmanager
+def running(kafka: Kafka, urls: list[str], count: int, folder: Path, window: int = 0) -> Iterator[list[int]]:
+    """`count` generators at work; the ports of their metrics."""
+    ports = free_ports(count)
+    children = [
+        Child(
+            f"generator {port}",
+            [*TOKENHAUL, "generate"],
+            folder / f"generator-{port}.log",
+            os.environ
+            | {
+                "PYTHONPATH": str(ROOT),
+                "TOKENHAUL_LOG_LEVEL": "warning",
+                "TOKENHAUL_METRICS_PORT": str(port),
+                "TOKENHAUL_DRAIN_SECONDS": "0",
+                "TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address,
+                "TOKENHAUL_KAFKA_PREFIX": kafka.settings.prefix,
+                "TOKENHAUL_GENERATOR_ENGINES": ",".join(urls),
+                "TOKENHAUL_GENERATOR_WINDOW": str(window),
+            },
+        )
+        for port in ports
+    ]
+    try:
+        yield ports
+    finally:
+        end(children, 10)
+
+
+def read(port: int, metric: str) -> float:
+    """The sum of a metric's series; 0 while nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return 0.0
+    families = text_string_to_metric_families(text)
+    return sum(sample.value for family in families for sample in family.samples if sample.name == metric)
+
+
+def reference(name: str, folder: Path) -> tuple[float, float]:
+    """(CPU seconds a row, rows a second) of another client against the same engine."""
+    with engine(folder) as url:
+        command = [sys.executable, "-m", "tests.bench.references", name, url]
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        )
+    cpu, rate = map(float, result.stdout.split()[-2:])
+    return cpu, rate
+
+
+if __name__ == "__main__":
+    main()
