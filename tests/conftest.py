@@ -7,10 +7,15 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.local.kafka import LocalKafka
 from services.local.processes import Child, end
+
+# A slow machine is no failure: what takes long is measured by `make bench`, not by tests.
+settings.register_profile("tokenhaul", deadline=None)
+settings.load_profile("tokenhaul")
 
 
 @pytest.fixture(scope="session")

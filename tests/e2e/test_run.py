@@ -136,7 +136,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, after: str) -> None:
             wait_for(lambda: log.exists() and log.stat().st_size > 1000, 60)
         left = children(run.pid)
         run.send_signal(signal.SIGINT)
-        output, _ = run.communicate(timeout=60)
+        output, _ = run.communicate(timeout=90)
     assert run.returncode == 130, output
     assert not [name for name, pid in left.items() if alive(pid)]
 
@@ -146,7 +146,7 @@ def test_the_parent_killed_takes_its_children_along(tmp_path: Path) -> None:
     wait_for(lambda: {"kafka", "engine"} <= children(run.pid).keys(), 60)
     left = children(run.pid)
     kill(run.pid)
-    run.communicate(timeout=10)
+    run.communicate(timeout=60)
     wait_for(lambda: not [pid for pid in left.values() if alive(pid)], 20)
 
 
@@ -160,7 +160,7 @@ def test_the_local_engine_answers_in_place_of_a_real_one(tmp_path: Path, broker:
 
 def test_an_engine_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     run = tokenhaul("run", prompts(tmp_path, 1), "--max-new-tokens", 8, "--engine", "http://127.0.0.1:1")
-    output, _ = run.communicate(timeout=30)
+    output, _ = run.communicate(timeout=90)
     assert run.returncode == 2
     assert "--engine needs --tokenizer DIR" in output
 

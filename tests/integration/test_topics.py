@@ -45,11 +45,11 @@ async def test_what_was_changed_is_named(kafka: Kafka) -> None:
 def test_the_command_tells_what_is_there(kafka: Kafka) -> None:
     environ = {"TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address, "TOKENHAUL_KAFKA_PREFIX": kafka.settings.prefix}
     missing = tokenhaul("topics", "check", **environ)
-    assert "run `tokenhaul topics create` first" in missing.communicate(timeout=30)[0]
+    assert "run `tokenhaul topics create` first" in missing.communicate(timeout=90)[0]
     assert missing.returncode == 3
     create = tokenhaul(
         "topics", "create", "--dataset", "d", "--model", "m", "--partitions", "2", "--replication", "1",
         "--min-isr", "1", **environ,
     )  # fmt: skip
-    output, _ = create.communicate(timeout=30)
+    output, _ = create.communicate(timeout=90)
     assert (create.returncode, f"{kafka.settings.prefix}.*: dataset d, model m, 2 partitions" in output) == (0, True)

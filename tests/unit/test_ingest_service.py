@@ -46,8 +46,8 @@ def test_right_settings_make_a_service_and_connect_nowhere(environ: dict[str, st
     ("variable", "value", "message"),
     [
         ("TOKENHAUL_INGEST_TOKENIZER", "", "TOKENHAUL_INGEST_TOKENIZER is not set"),
-        ("TOKENHAUL_INGEST_TOKENIZER", "/nowhere", "TOKENHAUL_INGEST_TOKENIZER='/nowhere' is no directory"),
-        ("TOKENHAUL_INGEST_SOURCES_FILE", "/nowhere", "TOKENHAUL_INGEST_SOURCES_FILE /nowhere: cannot be read"),
+        ("TOKENHAUL_INGEST_TOKENIZER", "/no/where", "TOKENHAUL_INGEST_TOKENIZER='/no/where' is no directory"),
+        ("TOKENHAUL_INGEST_SOURCES_FILE", "/no/where", "TOKENHAUL_INGEST_SOURCES_FILE /no/where: cannot be read"),
         (
             "TOKENHAUL_INGEST_BATCH_RECORDS",
             "0",
