@@ -90,6 +90,30 @@ def test_kill_9_of_every_service_loses_and_repeats_nothing(tmp_path: Path, broke
     assert sum(started.values()) - count <= 2 * (slots + slots / seconds)
 
 
+def test_a_generator_killed_five_times_pays_for_no_finished_generation_again(tmp_path: Path, broker: str) -> None:
+    slots, seconds, count, kills = 16, 0.1, 2000, 5
+    with fake_engine(tmp_path, "--slots", str(slots), "--latency", str(seconds)) as (url, log):
+        run = tokenhaul(
+            "run", prompts(tmp_path, count), "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER,
+            "--model", "fake", "--kafka", broker, "--out", tmp_path / "out",
+        )  # fmt: skip
+        in_flight = 0
+        for kill_number in range(kills):
+            wait_for(partial(_generated, log, 200 + 300 * kill_number), 120)
+            wait_for(partial(_runs, run.pid, "generate"), 60)
+            kill(children(run.pid)["generate"])
+            entries = [json.loads(line)["type"] for line in log.read_text().splitlines()]
+            in_flight += 2 * entries.count("Started") - len(entries)
+        output, _ = run.communicate(timeout=110)
+        assert run.returncode == 0, output
+        started = generations(log)
+    report = verify(tmp_path / "out", LOCAL_TOKENIZER)
+    assert (report.ok, report.rows, report.failures) == (True, count, {}), report.text()
+    finished_since_commit = kills * slots / seconds
+    print(f"{count} prompts, {kills} kills: {sum(started.values())} generations, {in_flight} in flight at the kills")
+    assert sum(started.values()) - count <= in_flight + finished_since_commit
+
+
 def _generated(log: Path, count: int) -> bool:
     return log.exists() and sum(generations(log).values()) >= count
 
