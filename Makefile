@@ -24,14 +24,13 @@ install-test: .venv/installed-test ## the same with what tests and checks need
 	@touch $@
 
 .venv/installed-test: .venv/installed
-	$(PIP) -c constraints.txt -e '.[local,test,check]'
+	$(PIP) -c constraints.txt -e '.[local,test,check,bench]'
 	@touch $@
 
-# make demo PROMPTS=file ENGINE=url KAFKA=host:port TOKENIZER=dir OUT=dir MAX_NEW_TOKENS=n: all optional
-demo: install ## the whole pipeline on this machine, over prompts that come with it
-	@$(BIN)/tokenhaul demo $(PROMPTS) $(if $(ENGINE),--engine $(ENGINE)) $(if $(KAFKA),--kafka $(KAFKA)) \
-	  $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(OUT),--out $(OUT)) \
-	  $(if $(MAX_NEW_TOKENS),--max-new-tokens $(MAX_NEW_TOKENS))
+demo: install ## the pipeline on this machine [PROMPTS=file ENGINE=url TOKENIZER=dir KAFKA=host:port OUT=dir MAX_NEW_TOKENS=n]
+	@$(BIN)/tokenhaul demo $(if $(PROMPTS),"$(PROMPTS)") $(foreach url,$(ENGINE),--engine "$(url)") \
+	  $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") $(if $(KAFKA),--kafka "$(KAFKA)") $(if $(OUT),--out "$(OUT)") \
+	  $(if $(MAX_NEW_TOKENS),--max-new-tokens "$(MAX_NEW_TOKENS)")
 
 test: install-test ## unit, property, contract and integration tests on real parts (Kafka, engine, tokenizers)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -q tests

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from services.generator.settings import GeneratorSettings
 from services.ingest.settings import IngestSettings
@@ -51,9 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would advise to install PyTorch
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="tokenhaul", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--version", action="version", version=f"tokenhaul {version('tokenhaul')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (text, room) in (_SERVICES | _TOOLS).items():
-        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        how = " Its settings come from the environment: see the README." if name in _SERVICES else ""
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.{how}")
         if name in _SERVICES:
             command.add_argument("--until-idle", action="store_true", help="end when this run's work is done")
         elif argv[:1] == [name]:

@@ -12,10 +12,18 @@ from hypothesis import settings
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.local.kafka import LocalKafka
 from services.local.processes import Child, end
+from tests.support.processes import end_all
 
 # A slow machine is no failure: what takes long is measured by `make bench`, not by tests.
 settings.register_profile("tokenhaul", deadline=None)
 settings.load_profile("tokenhaul")
+
+
+@pytest.fixture(autouse=True)
+def no_process_outlives_its_test() -> Iterator[None]:
+    """Also when the test fails."""
+    yield
+    end_all()
 
 
 @pytest.fixture(scope="session")

@@ -83,6 +83,7 @@ class Generator:
             )
             stack.push_async_callback(self._offsets.member.close)
             context.begin()
+            context.spawn(kafka.watch(context.health))
             context.spawn(Watch(settings, dataset.model, self._engines, http, self.metrics).run())
             self._offsets.member.subscribe()
             await self._loop(context, view)

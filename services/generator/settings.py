@@ -15,7 +15,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
     PREFIX: ClassVar[str] = "TOKENHAUL_GENERATOR_"
 
     engines: Annotated[
-        list[str],
+        list[Annotated[str, Meta(pattern=r"^(dns\+)?https?://(?!.*/generate/?$)\S+$")]],
         Meta(
             min_length=1,
             description="base URLs of SGLang servers or routers; dns+http://name:port is one for each address of name",

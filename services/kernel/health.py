@@ -21,6 +21,7 @@ class Health:
     def __init__(self) -> None:
         self._beat = time.monotonic()
         self._not_ready = "starting"
+        self._kafka_away = ""
 
     def beat(self) -> None:
         """The loop turned."""
@@ -32,15 +33,21 @@ class Health:
             self.beat()
         self._not_ready = because
 
+    def set_kafka(self, *, away_because: str = "") -> None:
+        """Kafka answers, or does not."""
+        if self._kafka_away and not away_because:
+            self.beat()
+        self._kafka_away = away_because
+
     @property
     def not_ready(self) -> str:
         """Why the service is not ready; empty when it is."""
-        return self._not_ready
+        return self._kafka_away or self._not_ready
 
     @property
     def loop_age(self) -> float:
         """Seconds since the loop of a ready service turned."""
-        return 0.0 if self._not_ready else time.monotonic() - self._beat
+        return 0.0 if self.not_ready else time.monotonic() - self._beat
 
 
 async def serve(health: Health, registry: CollectorRegistry, host: str, port: int) -> web.AppRunner:

@@ -20,11 +20,13 @@ from aiokafka.errors import KafkaError
 from msgspec import Meta
 
 from services.kernel.errors import Fatal, Stopped
+from services.kernel.health import Health
 from services.kernel.retry import Backoff, set_within
 from services.kernel.settings import Settings
 
 log = logging.getLogger("tokenhaul.kafka")
 
+_WATCH_SECONDS = 5.0
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_VALUE_BYTES = MAX_MESSAGE_BYTES - 4096
 """What a message may hold, with room for headers and the batch around it."""
@@ -45,7 +47,10 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
 
     PREFIX: ClassVar[str] = "TOKENHAUL_KAFKA_"
 
-    bootstrap: Annotated[list[str], Meta(min_length=1, description="brokers to start from, as host:port")]
+    bootstrap: Annotated[
+        list[Annotated[str, Meta(pattern=r"^[^\s/]+:\d{1,5}$")]],
+        Meta(min_length=1, description="brokers to start from, as host:port"),
+    ]
     prefix: Annotated[
         str, Meta(pattern=r"^[a-zA-Z0-9._-]+$", description="what the names of topics and groups begin with")
     ] = "tokenhaul"
@@ -158,6 +163,20 @@ class Kafka:
             elif await set_within(stopping, wait):
                 raise Stopped(f"asked to stop while waiting for Kafka at {self.address}")
 
+    async def watch(self, health: Health) -> None:
+        """For ever: say whether any of the brokers takes connections. aiokafka waits for them in silence."""
+        away = False
+        while True:
+            answers = any([await _answers(address) for address in self.settings.bootstrap])
+            if away == answers:
+                away = not answers
+                log.warning(
+                    "Kafka at %s %s", self.address, "does not answer" if away else "answers again",
+                    extra={"action": "kafka_away"},
+                )  # fmt: skip
+                health.set_kafka(away_because=f"Kafka at {self.address} does not answer" if away else "")
+            await asyncio.sleep(_WATCH_SECONDS)
+
     async def read_all(self, topic: str, isolation: Isolation = "read_committed") -> AsyncIterator[ConsumerRecord]:
         """Every record of `topic` up to its stable end at the time of the call."""
         async with self.started(self.admin) as admin:
@@ -175,6 +194,17 @@ class Kafka:
                         yield record
                 # A transaction marker is no record: only the position tells that the end is reached.
                 behind = {p for p in behind if await consumer.position(p) < ends[p]}
+
+
+async def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_WATCH_SECONDS):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 async def partitions_of(admin: AIOKafkaAdminClient, topic: str) -> list[TopicPartition]:

@@ -48,9 +48,8 @@ def configure(form: Literal["auto", "json", "human"], level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(HumanFormatter() if human else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # A broker that is away makes aiokafka's client log every attempt; our own lines say which address and why.
+    # aiokafka logs every attempt at a broker that is away, by the dozen a second. Our own lines say that it is away,
+    # and what a listener raises ends the service (services/kernel/partitions.py).
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    for part in ("consumer", "producer", "coordinator"):
-        logging.getLogger(f"aiokafka.{part}").setLevel(logging.ERROR)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.captureWarnings(True)

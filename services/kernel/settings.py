@@ -112,7 +112,8 @@ def _allowed(hint: Any) -> str:
     if get_origin(bare) is Literal:
         return " | ".join(get_args(bare))
     if get_origin(bare) is list:
-        return "a comma-separated list"
+        item = _meta(get_args(bare)[0]).pattern
+        return f"a comma-separated list of items like {item}" if item else "a comma-separated list"
     if bare is bool:
         return "true | false"
     if bare not in (int, float):

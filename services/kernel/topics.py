@@ -19,6 +19,7 @@ from services.kernel.kafka import MAX_MESSAGE_BYTES, Kafka
 
 _SEVEN_DAYS_MS = 7 * 24 * 3600 * 1000
 _TOPIC_ALREADY_EXISTS = 36
+_INVALID_REPLICATION = 38
 
 
 def required(kafka: Kafka, partitions: int) -> dict[str, tuple[int, dict[str, str]]]:
@@ -44,7 +45,8 @@ async def create(kafka: Kafka, dataset: Dataset, replication: int, min_isr: int)
             answer = await admin.create_topics([NewTopic(name, partitions, replication, topic_configs=config)])
             _, code, message = answer.topic_errors[0]
             if code not in (0, _TOPIC_ALREADY_EXISTS):
-                raise Fatal(f"topic {name} cannot be created: {message or for_code(code).__name__}")
+                hint = " (--replication 1 --min-isr 1 for a single broker)" if code == _INVALID_REPLICATION else ""
+                raise Fatal(f"topic {name} cannot be created: {message or for_code(code).__name__}{hint}")
     try:
         frozen = await frozen_dataset(kafka)
     except Fatal:

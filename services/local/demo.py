@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import yaml
-
 from services.local import run
 
 _MAX_NEW_TOKENS = 128
@@ -16,7 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tokenhaul demo`: those of run, none required."""
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="prompts of your own instead of the demo's")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=_MAX_NEW_TOKENS, metavar="N",
+        "--max-new-tokens", type=run.positive, default=_MAX_NEW_TOKENS, metavar="N",
         help="longest answer, in tokens (default %(default)s)",
     )  # fmt: skip
     run.add_places(parser)
@@ -26,16 +24,9 @@ def command(arguments: argparse.Namespace) -> int:
     """Run the demo; 0 only when every promise held."""
     if arguments.files:
         return run.command(arguments)
-    return run.run(arguments, lambda folder: _demo_sources(folder, arguments.max_new_tokens))
+    return run.run(arguments, lambda: _demo_sources(arguments.max_new_tokens))
 
 
-def _demo_sources(folder: Path, max_new_tokens: int) -> Path:
-    """The demo's sources file, its files by their full paths."""
-    data = run.DATA / "demo"
-    sources = yaml.safe_load((data / "sources.yaml").read_text())["sources"]
-    for source in sources:
-        source["files"] = [str(data / name) for name in source["files"]]
-        source["max_new_tokens"] = max_new_tokens
-    target = folder / "sources.yaml"
-    target.write_text(yaml.safe_dump({"sources": sources}, sort_keys=False))
-    return target
+def _demo_sources(max_new_tokens: int) -> run.Sources:
+    """The sources that come with the package."""
+    return [source | {"max_new_tokens": max_new_tokens} for source in run.declared(run.DATA / "demo" / "sources.yaml")]

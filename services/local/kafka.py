@@ -1,6 +1,6 @@
 """One Apache Kafka node (KRaft) on free loopback ports: jars by Maven into the user's cache, data in a given folder.
 
-A node that is started again on its folder keeps its ports and its data.
+A node that is started again on its folder keeps its data, and its ports unless somebody else has taken them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from services.kernel.errors import Fatal
 
 _POM = Path(__file__).with_name("pom.xml")
 _JAVA_VERSION = 17
+_PORTS = re.compile(r"^listeners=PLAINTEXT://127\.0\.0\.1:(\d+),CONTROLLER://127\.0\.0\.1:(\d+)$", re.MULTILINE)
 _WITHOUT = (
     "or `docker compose up -d kafka`, or take a Kafka of yours (make demo KAFKA=host:port, run --kafka host:port)"
 )
@@ -77,22 +78,29 @@ class LocalKafka:
         self._properties = folder / "server.properties"
 
     def prepare(self) -> None:
-        """Get the jars; write the configuration and format the data folder unless that was done before."""
+        """Get the jars, write the configuration, and format the data folder unless that was done before."""
         self._classpath = f"{jars()}/*"
-        if self._properties.exists():
-            return
         self._folder.mkdir(parents=True, exist_ok=True)
+        formatted = self._properties.exists()
+        ports = _PORTS.findall(self._properties.read_text())[0] if formatted else free_ports(2)
+        if not all(map(_is_free, ports)):
+            ports = free_ports(2)
+        # Written anew every time: the folder may have been moved.
         draft = self._folder / "server.properties.new"
-        draft.write_text(_configuration(self._folder / "data", *free_ports(2)))
+        draft.write_text(_configuration(self._folder / "data", *ports))
+        if not formatted:
+            self._format(draft)
+        draft.rename(self._properties)
+
+    def _format(self, properties: Path) -> None:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         result = subprocess.run(
             ["java", "-cp", self._classpath, "kafka.tools.StorageTool", "format",
-             "-t", cluster, "-c", str(draft), "--standalone"],
+             f"--cluster-id={cluster}", f"--config={properties}", "--standalone"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if result.returncode:
             raise Fatal(f"Kafka's data folder cannot be formatted:\n{(result.stdout + result.stderr)[-2000:]}")
-        draft.rename(self._properties)
 
     @property
     def bootstrap(self) -> str:
@@ -132,7 +140,17 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-def _configuration(data: Path, port: int, controller_port: int) -> str:
+def _is_free(port: int | str) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Kafka does: a port just left is free
+        try:
+            probe.bind(("127.0.0.1", int(port)))
+        except OSError:
+            return False
+    return True
+
+
+def _configuration(data: Path, port: int | str, controller_port: int | str) -> str:
     return f"""\
 process.roles=broker,controller
 node.id=1

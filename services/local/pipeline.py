@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from aiokafka import ConsumerRecord
 
 from schemas.control import Control, Idle, idle_key
 from schemas.dead import DeadLetter
@@ -23,12 +24,11 @@ from services.local.kafka import LocalKafka, free_ports
 from services.local.processes import Child, end
 from services.local.progress import Progress
 
-WriteSources = Callable[[Path], Path]
-"""Writes a sources file into a folder and returns its path."""
-
 _POLL_SECONDS = 0.25
 _END_SECONDS = 15.0
+_KAFKA_SECONDS = 120.0
 _ENGINE_SLOTS = 4
+_ENGINE_CONTEXT = 2048
 _ENGINE_MODEL = "SmolLM2-135M-Instruct.Q4_1"
 
 
@@ -55,6 +55,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it, as Kafka tells it."""
 
     idle: Idle
+    published: int
+    """Prompts on the topic, of all runs into this dataset."""
     dead: list[DeadLetter]
     seconds: float
     restarts: dict[str, int]
@@ -90,14 +92,9 @@ def _watch(
             if child.keep_running():
                 progress.say(f"{child.name} was killed: started again")
         if ingest.done and progress.prompts is None:
-            progress.prompts = published(idle_mark())
+            progress.prompts = sum(totals.published for totals in idle_mark().sources.values())
         progress.update()
         time.sleep(_POLL_SECONDS)
-
-
-def published(mark: Idle) -> int:
-    """Prompts on the topic, of all sources since their beginning."""
-    return sum(totals.published for totals in mark.sources.values())
 
 
 def _start_kafka(plan: Plan, children: list[Child]) -> str:
@@ -107,8 +104,9 @@ def _start_kafka(plan: Plan, children: list[Child]) -> str:
     node.prepare()
     broker = Child("kafka", node.command, _log(plan, "kafka"), os.environ)
     children.append(broker)
+    deadline = time.monotonic() + _KAFKA_SECONDS
     while not node.listens():
-        if broker.keep_running():
+        if broker.keep_running() or time.monotonic() > deadline:
             raise Fatal(f"Kafka did not start; the end of {broker.log}:\n{broker.tail()}")
         time.sleep(_POLL_SECONDS)
     return node.bootstrap
@@ -116,7 +114,8 @@ def _start_kafka(plan: Plan, children: list[Child]) -> str:
 
 def _start_engine(plan: Plan, children: list[Child]) -> str:
     (port,) = free_ports(1)
-    command = [*_TOKENHAUL, "engine", "--port", str(port), "--slots", str(_ENGINE_SLOTS)]
+    command = [*_TOKENHAUL, "engine", "--port", str(port)]
+    command += ["--slots", str(_ENGINE_SLOTS), "--context", str(_ENGINE_CONTEXT)]
     children.append(Child("engine", command, _log(plan, "engine"), os.environ | {"OMP_NUM_THREADS": "1"}))
     return f"http://127.0.0.1:{port}"
 
@@ -141,6 +140,7 @@ def _start_service(plan: Plan, name: str, kafka: Kafka, engines: list[str], run_
     }
     if not plan.engines:
         settings["TOKENHAUL_GENERATOR_MODEL_PATH"] = _ENGINE_MODEL
+        settings["TOKENHAUL_INGEST_CONTEXT_LENGTH"] = str(_ENGINE_CONTEXT)
     return Child(name, [*_TOKENHAUL, name, "--until-idle"], _log(plan, name), os.environ | settings)
 
 
@@ -169,10 +169,15 @@ async def _idle_mark(kafka: Kafka, run_id: str) -> Idle:
     return mark
 
 
+def _id(record: ConsumerRecord) -> bytes:
+    return bytes(dict(record.headers)["id"])
+
+
 async def _result(kafka: Kafka, run_id: str, seconds: float, children: list[Child]) -> Result:
     letters = Decoder(DeadLetter)
     return Result(
         idle=await _idle_mark(kafka, run_id),
+        published=len({_id(record) async for record in kafka.read_all(kafka.topics.prompts)}),
         dead=[letters.decode(record.value) async for record in kafka.read_all(kafka.topics.dead)],
         seconds=seconds,
         restarts={child.name: child.restarts for child in children if child.restarts},

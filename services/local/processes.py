@@ -9,11 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from services.kernel.errors import Fatal
+from services.kernel.errors import Fatal, SettingsError
 
 _PR_SET_PDEATHSIG = 1
 _MOST_RESTARTS = 10
-_SETTINGS_OR_FATAL = (2, 3)  # statuses by which a service says that starting it again would not help
 
 
 def _die_with_parent() -> None:
@@ -42,11 +41,14 @@ class Child:
         return self._process.poll() == 0
 
     def keep_running(self) -> bool:
-        """Start it again if it was killed; True if that was so. Raises Fatal when starting again would not help."""
+        """Start it again if it was killed; True if that was so. Raises Fatal or SettingsError as it did, when starting
+        again would not help."""
         status = self._process.poll()
         if status in (None, 0):
             return False
-        if status in _SETTINGS_OR_FATAL or self.restarts >= _MOST_RESTARTS:
+        if status == SettingsError.status:
+            raise SettingsError(self.tail().replace("tokenhaul: ", ""))
+        if status == Fatal.status or self.restarts >= _MOST_RESTARTS:
             raise Fatal(f"{self.name} ended with status {status}; the end of {self.log}:\n{self.tail()}")
         self.restarts += 1
         self._process = self._start()

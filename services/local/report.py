@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from services.local.pipeline import Plan, Result, published
+from services.local.pipeline import Plan, Result
 from services.sink.report import Report
 from services.sink.verify import verify
 
@@ -37,7 +37,7 @@ def show(plan: Plan, result: Result) -> int:
     report = verify(plan.out / plan.dataset, plan.tokenizer)
     tokenizer = _tokenizer(plan)
     console.print(_table(plan, result, report))
-    _print_refusals(console, result)
+    _print_letters(console, result)
     _print_sample(console, plan, tokenizer)
     loss = _text_loss(plan, tokenizer)
     console.print(
@@ -56,8 +56,10 @@ def show(plan: Plan, result: Result) -> int:
 def _broken_promises(result: Result, report: Report) -> list[str]:
     ended = report.rows + sum(report.failures.values())
     broken = [str(problem) for problem in report.problems]
-    if ended != (wanted := published(result.idle)):
-        broken.append(f"{wanted} prompts were published, {ended} ended as a row or a failure")
+    if ended != result.published:
+        broken.append(f"{result.published} prompts are on the topic, {ended} ended as a row or a failure")
+    if not report.rows:
+        broken.append("not a single row was made")
     return broken
 
 
@@ -68,10 +70,11 @@ def _table(plan: Plan, result: Result, report: Report) -> Table:
     tokens = report.prompt_tokens + report.output_tokens
     table = Table(title=f"{plan.dataset} · {plan.model}", show_header=False, title_justify="left")
     rows = {
-        "prompts": f"{published(result.idle)}",
+        "prompts": f"{result.published}",
         "rows": f"{report.rows}",
         "failures": _by_reason(report.failures),
-        "refused before they were published": _by_reason(refused),
+        "asked before, not asked again": f"{sum(totals.repeated for totals in result.idle.sources.values())}",
+        "refused, never published": _by_reason(refused),
         "truncated (finish_reason length)": f"{report.truncated}",
         "tokens": f"{report.prompt_tokens:,} prompt + {report.output_tokens:,} output",
         "output tokens/s, all included": f"{report.output_tokens / result.seconds:.1f} over {result.seconds:.0f} s",
@@ -91,14 +94,15 @@ def _by_reason(counts: dict[str, int]) -> str:
     return f"{sum(counts.values())}" + (f" ({reasons})" if reasons else "")
 
 
-def _print_refusals(console: Console, result: Result) -> None:
-    letters = [letter for letter in result.dead if letter.stage == "ingest"]
-    for letter in letters[:_SHOWN]:
-        ref = letter.source_ref
-        place = f"{ref.file}:{ref.row}" if ref else letter.source
-        console.print(f"refused {escape(f'{place}: {letter.reason}: {letter.detail}')}", soft_wrap=True)
-    if len(letters) > _SHOWN:
-        console.print(f"... and {len(letters) - _SHOWN} more: see the topic of dead letters")
+def _print_letters(console: Console, result: Result) -> None:
+    """What was refused or failed, each with place and cause."""
+    for letter in result.dead[:_SHOWN]:
+        ref = letter.source_ref or (letter.prompt.source_ref if letter.prompt else None)
+        place = f"{ref.file}:{ref.row}" if ref else letter.source or "?"
+        kind = "refused" if letter.stage == "ingest" else "failed"
+        console.print(f"{kind} {escape(f'{place}: {letter.reason}: {letter.detail}')}", soft_wrap=True)
+    if len(result.dead) > _SHOWN:
+        console.print(f"... and {len(result.dead) - _SHOWN} more")
 
 
 def _print_sample(console: Console, plan: Plan, tokenizer: Any) -> None:

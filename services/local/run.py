@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
 import re
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import yaml
 
@@ -20,6 +24,10 @@ from services.kernel import logs
 from services.kernel.errors import SettingsError, TokenhaulError
 from services.local import pipeline, report
 from services.local.pipeline import Plan
+from services.sink.chain import DATASET_FILE
+
+Sources = list[dict[str, Any]]
+"""What a sources file declares."""
 
 DATA = Path(__file__).parent / "data"
 LOCAL_TOKENIZER = DATA / "smollm2"
@@ -28,9 +36,12 @@ LOCAL_MODEL = "SmolLM2-135M-Instruct"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tokenhaul run`."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="prompts as JSON lines, one source each")
     parser.add_argument(
-        "--max-new-tokens", type=int, required=True, metavar="N", help="longest answer, in tokens (all sources)"
+        "files", nargs="+", type=Path, metavar="FILE",
+        help="prompts as JSON lines, one source each; or one .yaml that declares sources (docs/formats.md)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-new-tokens", type=positive, metavar="N", help="longest answer, in tokens; required, except with a .yaml"
     )
     add_places(parser)
 
@@ -52,28 +63,36 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="LABEL", help="label of the model in the dataset (default: name of DIR)")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a Kafka of your own (default: one node is started)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the dataset goes (default: out/<time>)")
-    parser.add_argument("--partitions", type=int, default=4, metavar="N", help="partitions (default %(default)s)")
+    parser.add_argument("--out", metavar="DIR", help="where the dataset goes (default: out/<time>)")
+    parser.add_argument("--partitions", type=positive, default=4, metavar="N", help="partitions (default %(default)s)")
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Run the pipeline; 0 only when every promise held."""
-    return run(arguments, lambda out: _sources(arguments.files, arguments.max_new_tokens, out))
+    return run(arguments, lambda: _sources(arguments.files, arguments.max_new_tokens))
 
 
-def run(arguments: argparse.Namespace, sources_in: pipeline.WriteSources) -> int:
-    """Run the pipeline over the sources file that `sources_in` writes, and report; the exit status."""
+def positive(text: str) -> int:
+    """An argument that counts something."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
+def run(arguments: argparse.Namespace, sources: Callable[[], Sources]) -> int:
+    """Run the pipeline over `sources`, and report; the exit status."""
     logs.configure("human", "info")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        plan = _plan(arguments, sources_in)
-        result = pipeline.run(plan)
-        return report.show(plan, result)
+        with _plan(arguments, sources()) as plan:
+            result = pipeline.run(plan)
+            return report.show(plan, result)
     except TokenhaulError as error:
         print(*(f"tokenhaul: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
-        print("\ntokenhaul: interrupted; nothing of it runs any more", file=sys.stderr)
+        print("\ntokenhaul: interrupted; nothing of it runs any more. The same command goes on.", file=sys.stderr)
         return 130
 
 
@@ -81,49 +100,82 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _plan(arguments: argparse.Namespace, sources_in: pipeline.WriteSources) -> Plan:
-    """What is to be run, checked before anything starts. Raises SettingsError."""
+@contextmanager
+def _plan(arguments: argparse.Namespace, sources: Sources) -> Iterator[Plan]:
+    """What is to be run, checked before anything is made or started, and locked. Raises SettingsError."""
     if arguments.engine and arguments.tokenizer is None:
         raise SettingsError("--engine needs --tokenizer DIR: the prompts must be tokenised as that engine's model does")
+    if arguments.tokenizer and not arguments.engine:
+        raise SettingsError("--tokenizer needs --engine URL: the local engine has a model and a tokenizer of its own")
     tokenizer = (arguments.tokenizer or LOCAL_TOKENIZER).resolve()
     for name in ("config.json", "tokenizer_config.json"):
         if not (tokenizer / name).is_file():
             raise SettingsError(f"--tokenizer {tokenizer} has no {name}: give the model's own directory")
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    out = (arguments.out or Path("out") / now).resolve()
-    (out / ".run").mkdir(parents=True, exist_ok=True)
-    label = arguments.model or (tokenizer.name if arguments.tokenizer else LOCAL_MODEL)
-    return Plan(
-        out=out,
-        dataset=re.sub(r"[^a-zA-Z0-9_-]+", "-", out.name).strip("-") or "dataset",
-        model=label,
-        tokenizer=tokenizer,
-        engines=arguments.engine,
-        kafka=arguments.kafka,
-        partitions=arguments.partitions,
-        sources=sources_in(out / ".run"),
-    )
+    if arguments.out == "":
+        raise SettingsError("--out is empty")
+    out = Path(arguments.out or Path("out") / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")).resolve()
+    if any((parent / DATASET_FILE).exists() for parent in (out, *out.parents)):
+        raise SettingsError(f"--out {out} is within a dataset: give the directory that dataset was made in, or another")
+    folder = out / ".run"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock", out):
+        target = folder / "sources.yaml"
+        target.write_text(yaml.safe_dump({"sources": sources}, sort_keys=False, allow_unicode=True))
+        yield Plan(
+            out=out,
+            dataset=re.sub(r"[^a-zA-Z0-9_-]+", "-", out.name).strip("-") or "dataset",
+            model=arguments.model or (tokenizer.name if arguments.tokenizer else LOCAL_MODEL),
+            tokenizer=tokenizer,
+            engines=arguments.engine,
+            kafka=arguments.kafka,
+            partitions=arguments.partitions,
+            sources=target,
+        )
 
 
-def _sources(files: list[Path], max_new_tokens: int, folder: Path) -> Path:
-    """A sources file with one source for each of `files`."""
+@contextmanager
+def _locked(file: Path, out: Path) -> Iterator[None]:
+    """One run at a time: two would share a Kafka and fence each other. The system lets go of it for who is killed."""
+    with file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SettingsError(f"another run works in --out {out}") from error
+        yield
+
+
+def _sources(files: list[Path], max_new_tokens: int | None) -> Sources:
+    """One source for each of `files`, or those that the one YAML file declares. Raises SettingsError."""
     missing = [str(file) for file in files if not file.exists()]
     if missing:
         raise SettingsError(f"no such file: {', '.join(missing)}")
-    sources = [
+    if [file.suffix for file in files] in ([".yaml"], [".yml"]):
+        return declared(files[0])
+    if max_new_tokens is None:
+        raise SettingsError("--max-new-tokens N is required: how long may an answer be?")
+    return [
         {"name": name, "files": [str(file.resolve())], "max_new_tokens": max_new_tokens}
         for name, file in zip(_names(files), files, strict=True)
     ]
-    target = folder / "sources.yaml"
-    target.write_text(yaml.safe_dump({"sources": sources}, sort_keys=False))
-    return target
+
+
+def declared(file: Path) -> Sources:
+    """The sources of a YAML file, their files as seen from where it stands. Ingest checks all the rest."""
+    try:
+        read = yaml.safe_load(file.read_text())
+        sources: Sources = [dict(source) for source in read["sources"]]
+        for source in sources:
+            source["files"] = [str(file.resolve().parent / name) for name in source["files"]]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise SettingsError(f"{file} declares no sources: {error!r} (docs/formats.md)") from error
+    return sources
 
 
 def _names(files: list[Path]) -> list[str]:
     """A name for each source: the file's, with a number behind where it would stand twice."""
     names: list[str] = []
     for file in files:
-        stem = re.sub(r"[^a-zA-Z0-9_-]+", "-", file.stem)
+        stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", file.stem).strip("-") or "source"
         taken = sum(re.fullmatch(rf"{re.escape(stem)}(-\d+)?", name) is not None for name in names)
         names.append(f"{stem}-{taken + 1}" if taken else stem)
     return names

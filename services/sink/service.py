@@ -63,6 +63,7 @@ class Sink:
             )
             stack.push_async_callback(writer.member.close)
             context.begin()
+            context.spawn(kafka.watch(context.health))
             writer.member.subscribe()
             await self._loop(context, writer, upstream)
             await self._drain(context, writer)

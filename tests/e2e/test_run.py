@@ -182,11 +182,61 @@ def test_the_local_engine_answers_in_place_of_a_real_one(tmp_path: Path, broker:
     assert (report.rows, report.rerendered) == (6, 6)
 
 
-def test_an_engine_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    run = tokenhaul("run", prompts(tmp_path, 1), "--max-new-tokens", 8, "--engine", "http://127.0.0.1:1")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-new-tokens", 8, "--engine", "http://127.0.0.1:1"], "--engine needs --tokenizer DIR"),
+        (["--max-new-tokens", 8, "--tokenizer", LOCAL_TOKENIZER], "--tokenizer needs --engine URL"),
+        (["--max-new-tokens", 0], "0 is not at least 1"),
+        ([], "--max-new-tokens N is required"),
+        (["--max-new-tokens", 8, "/no/where.jsonl"], "no such file: /no/where.jsonl"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_made(
+    tmp_path: Path, arguments: list[object], message: str
+) -> None:
+    run = tokenhaul("run", prompts(tmp_path, 1), *arguments, "--out", tmp_path / "out")
     output, _ = run.communicate(timeout=90)
     assert run.returncode == 2
-    assert "--engine needs --tokenizer DIR" in output
+    assert message in output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_made_no_row_is_no_success_and_says_why(tmp_path: Path, broker: str) -> None:
+    file = tmp_path / "long.jsonl"
+    file.write_text(json.dumps({"prompt": "word " * 3000}) + "\n")
+    run = tokenhaul("run", file, "--max-new-tokens", 8, "--kafka", broker, "--out", tmp_path / "out")
+    output, _ = run.communicate(timeout=100)
+    assert run.returncode == 1, output
+    assert f"refused {file}:1: prompt_too_long: " in output.replace("\n", "")
+    assert "not a single row was made" in output
+
+
+def test_two_runs_at_once_on_one_directory_are_refused(tmp_path: Path) -> None:
+    first = tokenhaul("run", prompts(tmp_path, 1), "--max-new-tokens", 8, "--out", tmp_path / "out")
+    wait_for(lambda: "kafka" in children(first.pid), 60)
+    second = tokenhaul("run", prompts(tmp_path, 1), "--max-new-tokens", 8, "--out", tmp_path / "out")
+    output, _ = second.communicate(timeout=90)
+    assert (second.returncode, "another run works in --out" in output) == (2, True)
+    first.send_signal(signal.SIGINT)
+    assert first.wait(90) == 130
+
+
+def test_another_set_of_files_goes_into_the_same_dataset(tmp_path: Path, broker: str) -> None:
+    """From a file that declares sources, too."""
+    (tmp_path / "a.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    (tmp_path / "b.jsonl").write_text('{"prompt": "three"}\n')
+    sources = tmp_path / "sources.yaml"
+    sources.write_text("sources: [{name: b, files: [b.jsonl], max_new_tokens: 64}]")
+    with fake_engine(tmp_path) as (url, _):
+        for arguments, rows in (([tmp_path / "a.jsonl", "--max-new-tokens", 64], 2), ([sources], 3)):
+            run = tokenhaul(
+                "run", *arguments, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--model", "fake",
+                "--kafka", broker, "--out", tmp_path / "out",
+            )  # fmt: skip
+            output, _ = run.communicate(timeout=100)
+            assert run.returncode == 0, output
+            assert verify(tmp_path / "out").rows == rows
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import urllib.error
 import urllib.request
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.local.kafka import free_ports
+from services.local.kafka import LocalKafka, free_ports
+from services.local.processes import Child, end
 from services.local.run import LOCAL_TOKENIZER
 from tests.support.processes import tokenhaul, wait_for
 
@@ -64,6 +66,14 @@ def test_without_kafka_a_service_waits_and_says_so(service: str, environ: dict[s
         ("generate", "TOKENHAUL_KAFKA_BOOTSTRAP", "", "TOKENHAUL_KAFKA_BOOTSTRAP is not set: brokers to start from"),
         ("generate", "TOKENHAUL_LOG_FORMAT", "xml", "it takes auto | json | human"),
         ("generate", "TOKENHAUL_GENERATOR_WINDOWS", "8", "TOKENHAUL_GENERATOR_WINDOWS is not a setting of tokenhaul"),
+        ("generate", "TOKENHAUL_GENERATOR_ENGINES", "127.0.0.1:1", "a comma-separated list of items like ^(dns"),
+        (
+            "generate",
+            "TOKENHAUL_GENERATOR_ENGINES",
+            "http://a:1/generate",
+            "TOKENHAUL_GENERATOR_ENGINES='http://a:1/gen",
+        ),
+        ("sink", "TOKENHAUL_KAFKA_BOOTSTRAP", "kafka:abc", "TOKENHAUL_KAFKA_BOOTSTRAP='kafka:abc' is not allowed"),
         ("sink", "TOKENHAUL_SINK_ON_GAP", "ignore", "it takes stop | continue"),
         ("ingest", "TOKENHAUL_INGEST_TOKENIZER", "/no/where", "TOKENHAUL_INGEST_TOKENIZER='/no/where' is no directory"),
     ],
@@ -76,6 +86,34 @@ def test_a_wrong_setting_ends_with_2_before_anything_connects(
     assert process.returncode == 2
     assert message in output
     assert "does not answer" not in output
+
+
+def test_kafka_going_away_and_coming_back_is_told_by_readyz(tmp_path: Path, environ: dict[str, str]) -> None:
+    node = LocalKafka(tmp_path / "kafka")
+    node.prepare()
+    broker = Child("kafka", node.command, tmp_path / "kafka.log", os.environ)
+    try:
+        wait_for(node.listens, 60)
+        port = int(environ["TOKENHAUL_METRICS_PORT"])
+        environ |= {"TOKENHAUL_KAFKA_BOOTSTRAP": node.bootstrap}
+        single = ("--replication", "1", "--min-isr", "1")
+        made = tokenhaul("topics", "create", "--dataset", "d", "--model", "m", *single, **environ)
+        made.communicate(timeout=90)
+        service = tokenhaul("generate", **environ)
+        wait_for(lambda: probe(port, "/readyz") == (200, "ok"), 90)
+        end([broker], 15)
+        wait_for(lambda: probe(port, "/readyz") == (503, f"Kafka at {node.bootstrap} does not answer"), 60)
+        assert probe(port, "/livez")[0] == 200, "a restart would not bring Kafka back"
+        node.prepare()
+        broker = Child("kafka", node.command, tmp_path / "kafka.log", os.environ)
+        wait_for(lambda: probe(port, "/readyz") == (200, "ok"), 90)
+        service.send_signal(signal.SIGTERM)
+        output, _ = service.communicate(timeout=90)
+        assert "does not answer" in output
+        assert "answers again" in output
+        assert output.count("\n") < 60, "a line now and then, not hundreds"
+    finally:
+        end([broker], 15)
 
 
 def test_until_idle_needs_the_name_of_the_run(environ: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from services.local.processes import Child, end
 
 TOKENHAUL = [sys.executable, "-m", "services.cli"]
+_started: list[subprocess.Popen[str]] = []
 
 
 @contextmanager
@@ -36,11 +37,21 @@ def fake_engine(folder: Path, *arguments: str) -> Iterator[tuple[str, Path]]:
 
 
 def tokenhaul(*arguments: object, **environ: str) -> subprocess.Popen[str]:
-    """`tokenhaul ...`, its output in a pipe (both kinds in one)."""
-    return subprocess.Popen(
+    """`tokenhaul ...`, its output in a pipe (both kinds in one). It ends with the test at the latest."""
+    process = subprocess.Popen(
         [*TOKENHAUL, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | environ,
     )  # fmt: skip
+    _started.append(process)
+    return process
+
+
+def end_all() -> None:
+    """Kill what a failed test has left running."""
+    while _started:
+        process = _started.pop()
+        process.kill()
+        process.communicate()
 
 
 def children(pid: int) -> dict[str, int]:

@@ -102,6 +102,8 @@ class SequenceLog:
 async def _main(args: argparse.Namespace) -> None:
     if args.slots < 1:
         raise SettingsError(f"--slots {args.slots} is not at least 1")
+    if not 0 <= args.port <= 65535:
+        raise SettingsError(f"--port {args.port} is not in 0 to 65535")
     file = args.model or find_model()
     facts = read_facts(args.tokenizer, file.stem, args.context)
     model = LlamaModel(facts, load_tokenizer(args.tokenizer), file, args.slots)
