@@ -52,8 +52,8 @@ format: install-test ## put the code into its form
 	$(BIN)/ruff check --fix services schemas tests
 	$(BIN)/ruff format services schemas tests
 
-docs: install ## write what is generated: the README's table of settings, the JSON Schemas
-	$(BIN)/python -m services.reference README.md schemas/json
+docs: install ## write what is generated: the README's table of settings, docs/metrics.md, the JSON Schemas
+	$(BIN)/python -m services.reference
 
 clean: ## remove what was built; datasets in out/ stay
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,20 +1,23 @@
-"""Writes what is generated from the code: the README's table of settings, the JSON Schemas of the wire.
+"""Writes what is generated from the code: the README's settings, docs/metrics.md, the JSON Schemas of the wire.
 
-python -m services.reference README.md schemas/json          # `make docs`; a test holds both against the code
+python -m services.reference        # `make docs`; a test holds all of it against the code
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from schemas import control, cursors, dead, prompts, sequences
 from services.cli import SETTINGS
+from services.generator.metrics import GeneratorMetrics
+from services.ingest.metrics import IngestMetrics
+from services.kernel.metrics import Definition, StageMetrics
 from services.kernel.settings import describe
+from services.sink.metrics import SinkMetrics
 
 MESSAGES = (
     prompts.Prompt,
@@ -25,6 +28,16 @@ MESSAGES = (
     control.Dataset,
     control.Idle,
 )
+METRICS_INTRODUCTION = """# Metrics
+
+Made by `make docs` from the code. Every service answers `GET /metrics` on
+TOKENHAUL_METRICS_HOST:TOKENHAUL_METRICS_PORT (Prometheus text format), beside `/livez` and `/readyz`. Units are base
+units: seconds, bytes, tokens, records. Labels are bounded: sources, reasons, causes, engines (host:port), topics and
+partitions; never a record, a pod (Prometheus adds it) or a file. What was counted is of this process: `rate()` and
+`increase()` see through its restarts, and sums over all pods of a service are meaningful. Standard `process_*` and
+`python_info` metrics are there, too.
+
+[Dashboards and alerts](operations.md) are made of these."""
 _TABLE = re.compile(r"(?<=<!-- settings: made by `make docs` -->\n).*?(?=<!-- end of settings -->)", re.DOTALL)
 
 
@@ -45,6 +58,30 @@ def with_settings(readme: str) -> str:
     return _TABLE.sub(lambda _: table, readme)
 
 
+def metrics() -> dict[str, StageMetrics]:
+    """What each service exports, by the name of its subcommand."""
+    return {"ingest": IngestMetrics(), "generate": GeneratorMetrics(), "sink": SinkMetrics()}
+
+
+def metrics_page() -> str:
+    """docs/metrics.md."""
+    services = {service: container.definitions for service, container in metrics().items()}
+    common = [one for one in services["ingest"] if all(one in others for others in services.values())]
+    parts = [METRICS_INTRODUCTION, "\n## All services\n", _metrics_table(common)]
+    for service, definitions in services.items():
+        own = [one for one in definitions if one not in common]
+        parts += [f"\n## `tokenhaul {service}`\n", _metrics_table(own)]
+    return "\n".join(parts)
+
+
+def _metrics_table(definitions: Sequence[Definition]) -> str:
+    lines = ["| metric | type | labels | what it is |", "|---|---|---|---|"]
+    for one in definitions:
+        labels = ", ".join(f"`{label}`" for label in one.labels)
+        lines.append(f"| `{one.name}` | {one.kind} | {labels} | {one.description} |")
+    return "\n".join(lines) + "\n"
+
+
 def json_schemas() -> Iterator[tuple[str, str]]:
     """(file name, text) for every message. On the wire it is msgpack, where bytes are bytes and no base64."""
     for message in MESSAGES:
@@ -52,13 +89,16 @@ def json_schemas() -> Iterator[tuple[str, str]]:
         yield f"{message.__struct_config__.tag}.schema.json", msgspec.json.format(schema).decode() + "\n"
 
 
-def main(readme: Path, schemas: Path) -> None:
-    """Write both."""
+def main(root: Path) -> None:
+    """Write all of it into the checkout at `root`."""
+    readme = root / "README.md"
     readme.write_text(with_settings(readme.read_text()))
+    (root / "docs" / "metrics.md").write_text(metrics_page())
+    schemas = root / "schemas" / "json"
     schemas.mkdir(exist_ok=True)
     for name, text in json_schemas():
         (schemas / name).write_text(text)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(__file__).parent.parent)

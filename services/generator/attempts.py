@@ -34,6 +34,7 @@ log = logging.getLogger("tokenhaul.generator")
 class _Trail(msgspec.Struct):
     """What a prompt has been through."""
 
+    began: float
     rids: list[str] = []
     charged: int = 0
     deaths: int = 0
@@ -58,7 +59,7 @@ class Attempts:
 
     async def outcome(self, prompt: Prompt) -> Outcome:
         """The sequence of `prompt`, or its failure. Raises Stopped when the generator ends before it was sent."""
-        trail, began = _Trail(), time.monotonic()
+        trail = _Trail(began=time.monotonic())
         try:
             checks.check_prompt(prompt)
             outputs = [await self._output(prompt, trail, [])]
@@ -74,7 +75,7 @@ class Attempts:
                 attempts=len(trail.rids),
                 failed_at=time.time(),
             )
-        return self._sequence(prompt, trail, outputs, time.monotonic() - began)
+        return self._sequence(prompt, trail, outputs, time.monotonic() - trail.began)
 
     async def _truncated(self, prompt: Prompt, trail: _Trail, outputs: list[Output]) -> None:
         """Deal with an output that reached its limit as the settings say; continuations are put behind it."""
@@ -103,6 +104,8 @@ class Attempts:
         while True:
             alone = trail.deaths >= self._settings.deaths
             async with self._engines.place(alone=alone) as engine:
+                if not trail.rids:
+                    self._metrics.placed(time.monotonic() - trail.began)
                 if self._cancelled(prompt.source, prompt.created_at):
                     raise Reject(FailureReason.CANCELLED, f"source {prompt.source} was cancelled")
                 try:
@@ -161,6 +164,7 @@ class Attempts:
             self._metrics.requested(engine, ended, time.monotonic() - began)
         engine.finished(len(output.ids), time.monotonic() - began)
         engine.retracted += meta.num_retractions
+        self._metrics.retracted(engine, meta.num_retractions)
         trail.retractions += meta.num_retractions
         trail.weight_version = meta.weight_version
         trail.engine_version = engine.identity.version if engine.identity else None

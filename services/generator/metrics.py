@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from prometheus_client import Histogram
-
-from schemas.sequences import Outcome, Sequence
+from schemas.sequences import FailureReason, Outcome, Sequence
 from services.generator.engine import Engine
 from services.generator.window import Load
-from services.kernel.metrics import StageMetrics
+from services.kernel.metrics import GroupMetrics
 
+_RETRY_CAUSES = ("engine_down", "engine_death", "connection_lost", "abort", "timeout", "http_429", "http_503")
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class GeneratorMetrics(StageMetrics):
+class GeneratorMetrics(GroupMetrics):
     """One container for the process."""
 
     def __init__(self) -> None:
@@ -23,24 +22,29 @@ class GeneratorMetrics(StageMetrics):
         self._requests = self.counter(
             "tokenhaul_engine_requests", "Requests to engines by how they ended.", "engine", "outcome"
         )
-        self._duration = Histogram(
+        self._duration = self.histogram(
             "tokenhaul_generate_duration_seconds",
             "From sending a request to its complete answer.",
-            buckets=_SECONDS,
-            registry=self.registry,
+            _SECONDS,
         )
-        self._finish_seconds = Histogram(
+        self._queue_seconds = self.histogram(
+            "tokenhaul_queue_duration_seconds",
+            "From taking a prompt in to its first place at an engine.",
+            (0.001, 0.01, *_SECONDS),
+        )
+        self._finish_seconds = self.histogram(
             "tokenhaul_outcome_duration_seconds",
             "From taking a prompt in to its outcome: waiting for a place and all attempts.",
-            buckets=_SECONDS,
-            registry=self.registry,
+            _SECONDS,
         )
         self._prompt_tokens = self.counter("tokenhaul_prompt_tokens", "Prompt tokens of finished sequences.", "source")
         self._output_tokens = self.counter(
             "tokenhaul_output_tokens", "Output tokens of finished sequences.", "source", "finish_reason"
         )
         self._wasted = self.counter("tokenhaul_wasted_tokens", "Tokens generated and not kept.", "cause")
-        self._retractions = self.counter("tokenhaul_engine_retractions", "Requests of ours retracted by engines.")
+        self._retractions = self.counter(
+            "tokenhaul_engine_retractions", "Requests of ours the engine retracted for want of KV memory.", "engine"
+        )
         self._unclosed = self.counter(
             "tokenhaul_reasoning_unclosed", "Sequences whose reasoning part was never closed.", "source"
         )
@@ -50,12 +54,11 @@ class GeneratorMetrics(StageMetrics):
         self._running = self.gauge("tokenhaul_engine_running", "Requests the engine runs, of all clients.", "engine")
         self._waiting = self.gauge("tokenhaul_engine_waiting", "Requests that wait there, of all clients.", "engine")
         self._usage = self.gauge("tokenhaul_engine_token_usage_ratio", "Share of its KV pool in use.", "engine")
-        self._lag = self.gauge(
-            "tokenhaul_consumer_lag_records", "Offsets between the watermark and the end.", "topic", "partition"
-        )
-        self.commit_failures = self.counter("tokenhaul_commit_failures", "Commits that were refused or failed.")
-        self.producers_replaced = self.gauge("tokenhaul_producers_replaced", "Producers retired after a failed send.")
+        self.producers_replaced = self.counter("tokenhaul_producers_replaced", "Producers retired after a failed send.")
         self.halted = self.gauge("tokenhaul_halted", "1 while a budget has stopped the group.")
+        self.expect(reasons=[reason.value for reason in FailureReason], causes=_RETRY_CAUSES)
+        for cause in ("abort", FailureReason.TRUNCATED.value):
+            self._wasted.labels(cause)
 
     def taken(self, records: int, in_flight: int) -> None:
         """`records` were taken in."""
@@ -74,13 +77,20 @@ class GeneratorMetrics(StageMetrics):
         source = outcome.prompt.source
         self._prompt_tokens.labels(source).inc(len(outcome.prompt.prompt_ids))
         self._output_tokens.labels(source, outcome.finish_reason).inc(len(outcome.output_ids))
-        self._retractions.inc(outcome.num_retractions)
         if outcome.reasoning_end == -1:
             self._unclosed.labels(source).inc()
+
+    def placed(self, seconds: float) -> None:
+        """A prompt has its first place at an engine, `seconds` after it was taken in."""
+        self._queue_seconds.observe(seconds)
 
     def waste(self, cause: str, tokens: int) -> None:
         """`tokens` were generated and will not be kept."""
         self._wasted.labels(cause).inc(tokens)
+
+    def retracted(self, engine: Engine, times: int) -> None:
+        """`engine` took a request of ours back to its queue that often."""
+        self._retractions.labels(engine.name).inc(times)
 
     def requested(self, engine: Engine, outcome: str, seconds: float) -> None:
         """A request to `engine` ended."""
@@ -93,6 +103,7 @@ class GeneratorMetrics(StageMetrics):
         self._window.labels(engine.name).set(engine.window.limit)
         self._in_flight.labels(engine.name).set(engine.in_flight)
         self._ready.labels(engine.name).set(engine.ready)
+        self._retractions.labels(engine.name)
 
     def load(self, engine: Engine, load: Load) -> None:
         """What the engine says of itself."""
@@ -105,7 +116,3 @@ class GeneratorMetrics(StageMetrics):
         for gauge in (self._window, self._in_flight, self._ready, self._running, self._waiting, self._usage):
             with suppress(KeyError):  # never set
                 gauge.remove(engine.name)
-
-    def lag(self, topic: str, partition: int, records: int) -> None:
-        """How far the watermark of a partition is behind its end."""
-        self._lag.labels(topic, str(partition)).set(records)

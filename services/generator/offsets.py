@@ -84,10 +84,12 @@ class Offsets:
 
     async def before_rebalance(self) -> None:
         """Commit what is done, so that nobody does it again."""
+        self._metrics.rebalances.inc()
         await self.commit()
 
     def lost(self, partition: int, state: Tracker) -> None:
         """Somebody else has the partition."""
+        self._metrics.forget_lag(self._topics.prompts, partition)
         self._on_lost(partition)
 
     async def _restore(self, partition: int) -> Tracker:

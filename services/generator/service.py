@@ -73,7 +73,9 @@ class Generator:
             consumer = await stack.enter_async_context(
                 kafka.started(lambda: kafka.consumer(kafka.topics.generator_group, "read_committed"))
             )
-            publisher = await stack.enter_async_context(Publisher(kafka, context.spawn))
+            publisher = await stack.enter_async_context(
+                Publisher(kafka, context.spawn, self.metrics.producers_replaced.inc)
+            )
             http = await stack.enter_async_context(sglang.http_client())
             self._outcomes = Outcomes(publisher, kafka.topics.sequences, dataset.partitions)
             self._budget = Budget(settings, view, publisher, kafka.topics.control)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import Histogram
-
 from services.kernel.metrics import StageMetrics
 
 _TRANSACTION_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -27,12 +25,12 @@ class IngestMetrics(StageMetrics):
             "tokenhaul_ingest_read_bytes", "Bytes of the source's files that are read.", "source"
         )
         self._size_bytes = self.gauge("tokenhaul_ingest_size_bytes", "Bytes of the source's files.", "source")
-        self.transaction_seconds = Histogram(
+        self.transaction_seconds = self.histogram(
             "tokenhaul_ingest_transaction_seconds",
             "From the beginning of a transaction to its commit.",
-            buckets=_TRANSACTION_SECONDS,
-            registry=self.registry,
+            _TRANSACTION_SECONDS,
         )
+        self.expect(causes=("kafka", "transaction_timeout"))
 
     def hauled(
         self, source: str, seen: int, published: int, repeated: int, refused: Mapping[str, int], tokens: int
@@ -52,6 +50,8 @@ class IngestMetrics(StageMetrics):
     def progress(self, sources: Mapping[str, tuple[int, int]], in_progress: int) -> None:
         """How far each source is, as (bytes read, bytes there are), and the records being tokenized or published."""
         for source, (read, size) in sources.items():
+            for counter in (self._seen, self._published, self._repeated, self._tokens):
+                counter.labels(source)  # shown at 0: a series that begins with its first increase hides it from rate()
             self._read_bytes.labels(source).set(read)
             self._size_bytes.labels(source).set(size)
         self.in_progress.set(in_progress)

@@ -39,16 +39,21 @@ class _Message(msgspec.Struct, eq=False):
 
 
 class Publisher:
-    """Sends records; use it as an async context manager. `spawn` runs its work beside the service (Context.spawn)."""
+    """Sends records; use it as an async context manager. `spawn` runs its work beside the service (Context.spawn);
+    `on_replaced` is called whenever a producer had to be retired."""
 
-    def __init__(self, kafka: Kafka, spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]]) -> None:
+    def __init__(
+        self,
+        kafka: Kafka,
+        spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
+        on_replaced: Callable[[], None] = lambda: None,
+    ) -> None:
         self._kafka, self._spawn = kafka, spawn
         self._backoff = Backoff(base=0.5, cap=15.0)
         self._producer: AIOKafkaProducer | None = None
         self._unacknowledged: dict[_Message, None] = {}  # in the order they were given
         self._replacing: asyncio.Task[None] | None = None
-        self.replaced = 0
-        """How many producers had to be retired."""
+        self._on_replaced = on_replaced
 
     async def __aenter__(self) -> Publisher:
         self._producer = await self._kafka.start(self._kafka.producer)
@@ -118,7 +123,8 @@ class Publisher:
         await close(old)
         await asyncio.sleep(self._backoff.next())
         producer = await self._kafka.start(self._kafka.producer)
-        self._producer, self.replaced = producer, self.replaced + 1
+        self._producer = producer
+        self._on_replaced()
         for message in list(self._unacknowledged):
             if message.producer is not producer:
                 await self._send(message, producer)

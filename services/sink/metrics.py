@@ -6,17 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from prometheus_client import Histogram
-
-from services.kernel.metrics import StageMetrics
+from schemas.sequences import FailureReason
+from services.kernel.metrics import GroupMetrics
 from services.sink.buffer import Buffer
 from services.sink.partition import Partition
 
 _AGE_BUCKETS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600, 7 * 24 * 3600)
+_SIZE_BUCKETS = (1e4, 1e5, 1e6, 4e6, 16e6, 32e6, 64e6, 128e6, 256e6, 512e6)
+_RETRY_CAUSES = ("store", "kafka", "dead_letters")
 _COMMIT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
-class SinkMetrics(StageMetrics):
+class SinkMetrics(GroupMetrics):
     """One attribute per metric."""
 
     def __init__(self) -> None:
@@ -37,33 +38,41 @@ class SinkMetrics(StageMetrics):
         self.gap_records = self.counter(
             "tokenhaul_sink_offset_gap_records", "Records deleted from the topic before they were committed."
         )
-        self._last_commit = self.gauge("tokenhaul_sink_last_commit_timestamp_seconds", "When a shard was committed.")
-        self._commit_duration = Histogram(
+        self._last_commit = self.gauge(
+            "tokenhaul_sink_last_commit_timestamp_seconds",
+            "When a shard was committed; before the first, when the process began.",
+        )
+        self._last_commit.set(time.time())
+        self._shard_bytes = self.histogram(
+            "tokenhaul_sink_shard_size_bytes",
+            "Bytes of committed shards, each.",
+            _SIZE_BUCKETS,
+        )
+        self._commit_duration = self.histogram(
             "tokenhaul_sink_commit_duration_seconds",
             "From a closed shard to a durable one.",
-            registry=self.registry,
-            buckets=_COMMIT_BUCKETS,
+            _COMMIT_BUCKETS,
         )
-        self._record_age = Histogram(
+        self._record_age = self.histogram(
             "tokenhaul_sink_record_age_seconds",
             "From the making of a prompt to the commit of its row.",
-            registry=self.registry,
-            buckets=_AGE_BUCKETS,
+            _AGE_BUCKETS,
         )
         self._buffer_rows = self.gauge("tokenhaul_sink_buffer_rows", "Rows in open shards.")
         self._buffer_bytes = self.gauge("tokenhaul_sink_buffer_bytes", "Memory of open shards, about.")
         self._seen_bytes = self.gauge("tokenhaul_sink_seen_bytes", "Memory of the index of record ids.")
         self._tail = self.gauge("tokenhaul_sink_chain_tail_offset", "Where the chain ends.", "partition")
-        self._lag = self.gauge(
-            "tokenhaul_consumer_lag_records", "Records of the topic that are in no shard yet.", "topic", "partition"
-        )
         self._shown: set[int] = set()
+        self.expect(causes=_RETRY_CAUSES)
+        for reason in FailureReason:
+            self._failures.labels(reason.value)
 
     def committed(self, buffer: Buffer, size: int, seconds: float) -> None:
         """`buffer` became a shard of `size` bytes."""
         now = time.time()
         self._shards.inc()
         self._bytes.inc(size)
+        self._shard_bytes.observe(size)
         self._last_commit.set(now)
         self._commit_duration.observe(seconds)
         self._duplicates.inc(buffer.duplicates)
@@ -90,9 +99,9 @@ class SinkMetrics(StageMetrics):
         self._seen_bytes.set(sum(state.chain.seen.nbytes for state in states.values()))
         for partition, state in states.items():
             self._tail.labels(str(partition)).set(state.chain.tail)
-            self._lag.labels(topic, str(partition)).set(ends[partition] - state.chain.tail)
+            self.lag(topic, partition, ends[partition] - state.chain.tail)
         # What another sink has now, it reports: shown twice, sums over all sinks would be wrong.
         for partition in self._shown - states.keys():
             self._tail.remove(str(partition))
-            self._lag.remove(topic, str(partition))
+            self.forget_lag(topic, partition)
         self._shown = set(states)

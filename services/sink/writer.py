@@ -121,6 +121,7 @@ class Writer:
 
     async def before_rebalance(self) -> None:
         """Commit what is open: whoever has the partition next need not read it again."""
+        self._metrics.rebalances.inc()
         await self.flush()
 
     def lost(self, partition: int, state: Partition) -> None:
@@ -166,7 +167,11 @@ class Writer:
         """Kafka's committed offset serves lag and nothing else; after a crash it may be behind the chain."""
         behind = {p: state for p, state in self.member.states.items() if state.hinted != state.chain.tail}
         tails = {partition: state.chain.tail for partition, state in behind.items()}
-        if behind and await self.member.commit({partition: (tail, "") for partition, tail in tails.items()}):
+        if not behind:
+            return
+        if not await self.member.commit({partition: (tail, "") for partition, tail in tails.items()}):
+            self._metrics.commit_failures.inc()
+        else:
             for partition, state in behind.items():
                 state.hinted = tails[partition]
 

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from services.kernel.codec import Decoder
-from services.reference import MESSAGES, json_schemas, settings_table
+from services.reference import MESSAGES, json_schemas, metrics, metrics_page, settings_table
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_readme_lists_every_setting() -> None:
     assert settings_table() in (ROOT / "README.md").read_text(), "run `make docs`"
+
+
+def test_the_page_of_metrics_is_that_of_the_code() -> None:
+    assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("service", ["ingest", "generate", "sink"])
+def test_every_exported_series_is_on_the_page_under_its_own_name(service: str) -> None:
+    """Also those that the libraries add a suffix to, and with base units only."""
+    page = metrics_page()
+    for family in metrics()[service].registry.collect():
+        if family.name.startswith("tokenhaul_"):
+            name = {"counter": f"{family.name}_total", "info": f"{family.name}_info"}.get(family.type, family.name)
+            assert f"| `{name}` |" in page
+            assert not re.search(r"_(ms|milliseconds|minutes|hours|kb|mb|mib|percent)(_|$)", name), name
 
 
 @pytest.mark.parametrize(("name", "text"), list(json_schemas()), ids=lambda value: value[:20])
