@@ -58,9 +58,24 @@ class Spent(msgspec.Struct, tag="spent.v1", frozen=True, kw_only=True, omit_defa
     since: float
 
 
-Control = Dataset | Idle | Cancel | Halt | Spent
+class Probe(msgspec.Struct, frozen=True):
+    """A text and the ids ingest's tokenizer makes of it, without special tokens of its own."""
+
+    text: str
+    ids: list[int]
+
+
+class Probes(msgspec.Struct, tag="probes.v1", frozen=True, kw_only=True, omit_defaults=True):
+    """What an engine's tokenizer must agree with. An engine that does not serves another model than it says."""
+
+    tokenizer_fingerprint: str
+    probes: list[Probe]
+
+
+Control = Dataset | Idle | Cancel | Halt | Spent | Probes
 
 HALT_KEY = b"halt"
+PROBES_KEY = b"probes"
 
 
 def cancel_key(source: str) -> bytes:

@@ -27,6 +27,10 @@ MESSAGES = (
     cursors.Cursor,
     control.Dataset,
     control.Idle,
+    control.Cancel,
+    control.Halt,
+    control.Spent,
+    control.Probes,
 )
 METRICS_INTRODUCTION = """# Metrics
 

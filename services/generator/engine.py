@@ -6,6 +6,7 @@ import asyncio
 import time
 from urllib.parse import urlsplit
 
+from schemas.control import Probes
 from services.generator.identity import Identity
 from services.generator.window import Window
 
@@ -27,6 +28,8 @@ class Engine:
         self.reserved = False
         self.retired = False
         self.identity: Identity | None = None
+        self.probes: Probes | None = None
+        """What its tokenizer was held against when it was met."""
         self.retracted = 0
         """Retractions of our requests since the window was last looked at."""
         self.probe_now = asyncio.Event()

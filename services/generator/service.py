@@ -86,7 +86,7 @@ class Generator:
             stack.push_async_callback(self._offsets.member.close)
             context.begin()
             context.spawn(kafka.watch(context.health))
-            context.spawn(Watch(settings, dataset.model, self._engines, http, self.metrics).run())
+            context.spawn(Watch(settings, dataset.model, view.probes, self._engines, http, self.metrics).run())
             self._offsets.member.subscribe()
             await self._loop(context, view)
             await self._drain(context.process.drain_seconds)

@@ -11,11 +11,13 @@ import logging
 import random
 import socket
 import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import httpx
 
-from services.generator import identity, status
+from schemas.control import Probes
+from services.generator import identity, status, tokenizer
 from services.generator.engine import Engine
 from services.generator.engines import Engines
 from services.generator.metrics import GeneratorMetrics
@@ -35,14 +37,19 @@ _ROUTER_WINDOW = 64
 
 
 class Watch:
-    """Fills the pool and keeps it right. `label` is the dataset's model."""
+    """Fills the pool and keeps it right. `label` is the dataset's model, `probes` what tokenizers must make."""
 
     def __init__(
-        self, settings: GeneratorSettings, label: str, pool: Engines, http: httpx.AsyncClient, metrics: GeneratorMetrics
+        self,
+        settings: GeneratorSettings,
+        label: str,
+        probes: Callable[[], Probes | None],
+        pool: Engines,
+        http: httpx.AsyncClient,
+        metrics: GeneratorMetrics,
     ) -> None:
-        self._settings, self._label, self._pool = settings, label, pool
+        self._settings, self._label, self._probes, self._pool = settings, label, probes, pool
         self._http, self._metrics = http, metrics
-        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """For ever. Addresses of the form dns+http://name:port are looked up again and again: one engine for each."""
@@ -99,7 +106,9 @@ class Watch:
         try:
             if not await status.is_ready(self._http, engine.url):
                 return "not ready"
-            if engine.identity is None and (refused := await self._meet(engine)):
+            # New probes: ingest was started after us, or with another tokenizer.
+            known = engine.identity is not None and engine.probes == self._probes()
+            if not known and (refused := await self._meet(engine)):
                 return f"refused: {refused}"
             load = await status.load(self._http, engine.url)
         except (httpx.HTTPError, TimeoutError, ValueError) as error:
@@ -117,13 +126,15 @@ class Watch:
 
     async def _meet(self, engine: Engine) -> str | None:
         """Ask an engine that is new, or back, who it is. Why it is refused, or None."""
-        found = await identity.read(self._http, engine.url)
+        found, probes = await identity.read(self._http, engine.url), self._probes()
         refused = identity.refusal(
             found, self._label, self._settings.model_path, router_retries_off=self._settings.router_retries_off
         )
+        if not refused and probes and not found.router:  # through a router one of many would answer
+            refused = await tokenizer.disagreement(self._http, engine.url, probes)
         if refused:
             return refused
-        engine.identity = found
+        engine.identity, engine.probes = found, probes
         if found.router and not self._settings.window:
             engine.window = Window(_ROUTER_WINDOW, self._settings.window_most)
         log.info(

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
-from schemas.control import HALT_KEY, Cancel, Control, Halt, Idle, Spent, cancel_key, idle_key
+from schemas.control import HALT_KEY, PROBES_KEY, Cancel, Control, Halt, Idle, Probes, Spent, cancel_key, idle_key
 from services.kernel.codec import Decoder
 from services.kernel.errors import Reject
 from services.kernel.kafka import Kafka, partitions_of
@@ -36,6 +36,11 @@ class ControlView:
         """Whether a prompt of `source`, made at that time, was cancelled."""
         message = self._latest.get(cancel_key(source))
         return isinstance(message, Cancel) and created_at < message.created_at
+
+    def probes(self) -> Probes | None:
+        """What engines' tokenizers are held against, once ingest has written it."""
+        message = self._latest.get(PROBES_KEY)
+        return message if isinstance(message, Probes) else None
 
     def spent(self) -> list[Spent]:
         """What all generators have made in the epoch of now."""

@@ -8,6 +8,8 @@ import signal
 import httpx
 import pytest
 
+from schemas.control import Probe, Probes
+from services.generator import tokenizer
 from tests.contract.recordings import (
     PROMPT,
     assert_consistent,
@@ -115,6 +117,18 @@ async def test_tokenize_gives_the_recorded_ids(client: httpx.AsyncClient, engine
     answer = await replay(client, "17g-tokenize")
 
     assert answer.json() == {**body_of("17g-tokenize"), "max_model_len": engine.context}
+
+
+async def test_a_tokenizer_is_held_against_probes(client: httpx.AsyncClient, engine: Subject) -> None:
+    if engine.name == "fake":
+        pytest.skip("its tokenizer is none of a model")
+    texts = [Probe("hello world", [28120, 905]), Probe("<|im_start|>hello", [1, 28120])]
+    probes = Probes(tokenizer_fingerprint="", probes=texts)
+    assert await tokenizer.disagreement(client, engine.url, probes) is None
+    texts[1] = Probe("<|im_start|>hello", [1, 28121])
+    said = await tokenizer.disagreement(client, engine.url, probes)
+    assert said is not None
+    assert "'<|im_start|>hello' ingest made 2 ids, at 0 [1, 28121], /v1/tokenize makes 2, there [1, 28120]" in said
 
 
 async def test_text_is_tokenized_as_tokenize_does(client: httpx.AsyncClient) -> None:

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from schemas.control import Probe, Probes
 from services.generator import engine as engine_module
 from services.generator.engine import Engine
 from services.generator.engines import Engines
@@ -127,12 +130,17 @@ async def test_the_verdict_on_a_lost_connection_is_one_for_all(monkeypatch: pyte
 
 
 @asynccontextmanager
-async def watched(urls: list[str], answer: Callable[[httpx.Request], httpx.Response]) -> AsyncIterator[Engines]:
+async def watched(
+    urls: list[str],
+    answer: Callable[[httpx.Request], httpx.Response],
+    probes: Callable[[], Probes | None] = lambda: None,
+    **given: Any,
+) -> AsyncIterator[Engines]:
     """A pool that is kept true by probes which `answer` answers."""
-    settings = GeneratorSettings(engines=urls, window=2)
+    settings = GeneratorSettings(engines=urls, window=2, **given)
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
         engines = Engines()
-        watching = asyncio.create_task(Watch(settings, "m", engines, http, GeneratorMetrics()).run())
+        watching = asyncio.create_task(Watch(settings, "m", probes, engines, http, GeneratorMetrics()).run())
         try:
             yield engines
         finally:
@@ -221,3 +229,79 @@ async def test_one_engine_for_every_address_of_a_name(monkeypatch: pytest.Monkey
         await eventually(lambda: len(engines.all) == 2)
         assert [engine.url for engine in engines.all] == ["http://10.0.0.1:30000", "http://10.0.0.2:30000"]
         assert [engine.name for engine in engines.all] == ["10.0.0.1:30000", "10.0.0.2:30000"]
+
+
+PROBES = Probes(tokenizer_fingerprint="f", probes=[Probe("hello world", [28120, 905]), Probe("<s>hi", [1, 5])])
+
+
+def tokenizing(answers: dict[str, list[int]], status: int = 200) -> Callable[[httpx.Request], httpx.Response]:
+    """A well engine with this tokenizer (recording 17g-tokenize, several texts at once)."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/v1/tokenize":
+            return well(request)
+        body = msgspec.json.decode(request.content)
+        assert body["add_special_tokens"] is False
+        tokens = [answers[text] for text in body["prompt"]]
+        return httpx.Response(status, json={"tokens": tokens, "count": [len(t) for t in tokens], "max_model_len": 8192})
+
+    return answer
+
+
+OURS = {probe.text: probe.ids for probe in PROBES.probes}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (tokenizing(OURS), ""),
+        (tokenizing({text: [7, *ids] for text, ids in OURS.items()}), ""),
+        (tokenizing(OURS, status=404), "not compared with ingest's: /v1/tokenize answered 404"),
+        (tokenizing(OURS, status=500), "not compared with ingest's: /v1/tokenize answered 500"),
+    ],
+    ids=["the same", "puts its BOS before everything", "no such route", "no tokenizer"],
+)
+async def test_an_engine_whose_tokenizer_agrees_or_cannot_be_asked_gets_work(
+    answer: Callable[[httpx.Request], httpx.Response], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watched([A], answer, lambda: PROBES) as engines, engines.place() as found:
+        assert found.ready
+    assert said in caplog.text
+    assert ("not compared" in caplog.text) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (OURS | {"<s>hi": [1, 6]}, "of '<s>hi' ingest made 2 ids, at 0 [1, 5], /v1/tokenize makes 2, there [1, 6]"),
+        (OURS | {"<s>hi": [1, 1, 5]}, "makes 3, there [1, 1, 5]"),
+        (OURS | {"<s>hi": []}, "makes 0, there []"),
+    ],
+    ids=["another id", "one text only has a BOS more", "nothing"],
+)
+async def test_an_engine_whose_tokenizer_disagrees_gets_no_work(
+    answers: dict[str, list[int]], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watched([A], tokenizing(answers), lambda: PROBES) as engines:
+        await eventually(lambda: said in caplog.text)
+        assert not engines.all[0].ready
+
+
+async def test_probes_that_come_later_are_held_against_engines_already_met() -> None:
+    known: Probes | None = None
+    async with watched([A], tokenizing(OURS | {"<s>hi": [0]}), lambda: known) as engines:
+        await eventually(lambda: bool(engines.all) and engines.all[0].ready)
+        known = PROBES
+        engines.all[0].probe_now.set()
+        await eventually(lambda: not engines.all[0].ready)
+
+
+async def test_no_probes_go_through_a_router() -> None:
+    def router(request: httpx.Request) -> httpx.Response:
+        assert request.url.path != "/v1/tokenize"
+        if request.url.path == "/get_server_info":
+            return httpx.Response(200, json={"router_manager": True})
+        return well(request)
+
+    async with watched([A], router, lambda: PROBES, router_retries_off=True) as engines, engines.place() as found:
+        assert found.router
