@@ -195,7 +195,7 @@ def test_the_local_engine_answers_in_place_of_a_real_one(tmp_path: Path, broker:
 def test_what_cannot_work_is_refused_before_anything_is_made(
     tmp_path: Path, arguments: list[object], message: str
 ) -> None:
-    run = tokenhaul("run", prompts(tmp_path, 1), *arguments, "--out", tmp_path / "out")
+    run = tokenhaul("run", "--out", tmp_path / "out", *arguments, prompts(tmp_path, 1))
     output, _ = run.communicate(timeout=90)
     assert run.returncode == 2
     assert message in output

@@ -62,7 +62,7 @@ def test_without_kafka_a_service_waits_and_says_so(service: str, environ: dict[s
 @pytest.mark.parametrize(
     ("service", "variable", "value", "message"),
     [
-        ("generate", "TOKENHAUL_GENERATOR_WINDOW", "0", "TOKENHAUL_GENERATOR_WINDOW='0' is not allowed: it takes an"),
+        ("generate", "TOKENHAUL_GENERATOR_WINDOW", "-1", "TOKENHAUL_GENERATOR_WINDOW='-1' is not allowed: it takes an"),
         ("generate", "TOKENHAUL_KAFKA_BOOTSTRAP", "", "TOKENHAUL_KAFKA_BOOTSTRAP is not set: brokers to start from"),
         ("generate", "TOKENHAUL_LOG_FORMAT", "xml", "it takes auto | json | human"),
         ("generate", "TOKENHAUL_GENERATOR_WINDOWS", "8", "TOKENHAUL_GENERATOR_WINDOWS is not a setting of tokenhaul"),
