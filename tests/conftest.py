@@ -1,4 +1,4 @@
-"""Real parts shared by the tests: one Apache Kafka for the session."""
+"""Real parts shared by the tests: one Apache Kafka and one S3 server for the session."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from services.kernel.kafka import Kafka, KafkaSettings
 from services.local.kafka import LocalKafka
 from services.local.processes import Child, end
 from tests.support.processes import end_all
+from tests.support.s3 import S3Server, s3_server
 
 # A slow machine is no failure: what takes long is measured by `make bench`, not by tests.
 settings.register_profile("tokenhaul", deadline=None)
@@ -48,3 +49,18 @@ def kafka(broker: str, request: pytest.FixtureRequest) -> Kafka:
     """Kafka with a topic prefix of this test's own."""
     prefix = "".join(c if c.isalnum() else "-" for c in request.node.name)[:80] + f"-{time.time_ns()}"
     return Kafka(KafkaSettings(bootstrap=[broker], prefix=prefix))
+
+
+@pytest.fixture(scope="session")
+def s3_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running S3 server."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_session: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The S3 server, and its credentials in the environment."""
+    for name, value in s3_session.environ.items():
+        monkeypatch.setenv(name, value)
+    return s3_session

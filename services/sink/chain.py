@@ -23,10 +23,10 @@ import msgspec
 from schemas.control import Dataset
 from services.kernel.errors import Fatal
 from services.kernel.seen import pack
+from services.kernel.store import Store
 from services.sink import parquet
 from services.sink.buffer import Buffer, Seen
 from services.sink.parquet import Footer
-from services.sink.store import Store
 
 DATASET_FILE = "_dataset.json"
 SHARD = re.compile(r"(\d{20})\.parquet")

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 from aiokafka import ConsumerRecord
 from aiokafka.errors import OffsetOutOfRangeError
@@ -19,13 +18,14 @@ from services.kernel import control, topics
 from services.kernel.errors import SettingsError, TokenhaulError
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.lifecycle import Context
+from services.kernel.objects import open_store
 from services.kernel.settings import load
+from services.kernel.store import Store, prove
 from services.sink.chain import claim
 from services.sink.deadletters import DeadLetters
 from services.sink.idle import Upstream
 from services.sink.metrics import SinkMetrics
 from services.sink.settings import SinkSettings
-from services.sink.store import LocalStore, prove
 from services.sink.writer import Writer
 
 log = logging.getLogger("tokenhaul.sink")
@@ -46,8 +46,7 @@ class Sink:
     async def run(self, context: Context) -> None:
         """Prove the store, connect, then write shards until stopped or until this run is idle."""
         kafka = self._kafka
-        store = LocalStore(Path(self._settings.root))
-        await asyncio.to_thread(self._prove, store)
+        store = await asyncio.to_thread(self._proven_store)
         context.health.set_ready(because=f"waiting for Kafka at {kafka.address}")
         async with AsyncExitStack() as stack:
             dataset = await topics.check(kafka)
@@ -103,10 +102,12 @@ class Sink:
         reader = await stack.enter_async_context(kafka.started(lambda: kafka.consumer(None, "read_committed")))
         return Upstream(kafka, view, admin, reader, context.process.run_id)
 
-    def _prove(self, store: LocalStore) -> None:
+    def _proven_store(self) -> Store:
         """A wrong root is a wrong setting."""
         try:
+            store = open_store(self._settings.root)
             prove(store)
             store.sweep()
         except TokenhaulError as error:
             raise SettingsError(f"TOKENHAUL_SINK_ROOT={self._settings.root!r} is not usable: {error}") from error
+        return store

@@ -16,7 +16,9 @@ class SinkSettings(Settings, frozen=True, kw_only=True):
 
     PREFIX: ClassVar[str] = "TOKENHAUL_SINK_"
 
-    root: Annotated[str, Meta(min_length=1, description="directory the dataset is written under")]
+    root: Annotated[
+        str, Meta(min_length=1, description="where the dataset is written under: a directory or s3://bucket/prefix")
+    ]
     max_rows: Annotated[int, Meta(ge=1, description="rows and failures of a shard, at most about")] = 5000
     # In memory a token takes 4 bytes, on disk about 1.1: 256 MiB make a file of some 70 MB, large enough to be read
     # at full speed and small enough to be built in memory. Offsets of Arrow's strings and lists end at 2 GiB.

@@ -19,6 +19,7 @@ from schemas.control import Dataset
 from services.kernel.errors import Fatal, Retry
 from services.kernel.partitions import Member
 from services.kernel.retry import Backoff
+from services.kernel.store import Store
 from services.sink.arrivals import Reader
 from services.sink.buffer import Buffer
 from services.sink.chain import Chain
@@ -27,7 +28,6 @@ from services.sink.metrics import SinkMetrics
 from services.sink.partition import Partition
 from services.sink.rotation import Rotation
 from services.sink.settings import SinkSettings
-from services.sink.store import Store
 
 log = logging.getLogger("tokenhaul.sink")
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from schemas.sequences import Failure, Outcome
 from services.kernel.errors import Retry
+from services.kernel.store import Data, LocalStore, Store
 from services.sink.buffer import Buffer
 from services.sink.chain import Chain, claim
-from services.sink.store import Data, LocalStore, Store
 from services.sink.verify import verify
 from tests.support.outcomes import DATASET, MemoryStore, fill, make_failure, make_sequence, numbers_in
 

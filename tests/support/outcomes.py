@@ -16,10 +16,10 @@ from schemas.control import Dataset
 from schemas.sequences import Failure, FailureReason, Outcome
 from schemas.sequences import Sequence as FinishedSequence
 from services.kernel.codec import Encoder, schema_of
+from services.kernel.store import Data, LocalStore
 from services.sink.arrivals import Reader
 from services.sink.buffer import Buffer
 from services.sink.chain import Chain, claim
-from services.sink.store import Data, LocalStore
 from tests.support.stream import MODEL, PARTITIONS, make_prompt
 
 DATASET = Dataset(name="test", model=MODEL, partitions=PARTITIONS, created_at=1.0)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from services.kernel.store import Data, LocalStore
 from services.sink.chain import claim
 from services.sink.metrics import SinkMetrics
 from services.sink.settings import SinkSettings
-from services.sink.store import Data, LocalStore
 from services.sink.writer import Writer
 from tests.support.fake_consumer import FakeConsumer
 from tests.support.outcomes import DATASET, TOPIC, make_sequence, numbers_in

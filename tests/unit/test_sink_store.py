@@ -11,14 +11,19 @@ import msgspec
 import pytest
 
 from services.kernel.errors import Fatal, Retry
+from services.kernel.objects import open_store
+from services.kernel.store import Data, LocalStore, Store, prove
 from services.sink.chain import claim
-from services.sink.store import Data, LocalStore, Store, prove
 from tests.support.outcomes import DATASET, MemoryStore
 
 
-@pytest.fixture(params=["files", "memory"])
+@pytest.fixture(params=["files", "memory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return LocalStore(tmp_path / "root") if request.param == "files" else MemoryStore()
+    if request.param == "memory":
+        return MemoryStore()
+    return open_store(
+        str(tmp_path / "root") if request.param == "files" else request.getfixturevalue("s3").fresh_root()
+    )
 
 
 def content(store: Store, key: str) -> bytes:

@@ -11,8 +11,8 @@ import pytest
 from aiokafka import ConsumerRecord
 
 from services.kernel.errors import Fatal, Retry
+from services.kernel.store import LocalStore
 from services.sink.arrivals import Arrival, Reader
-from services.sink.store import LocalStore
 from services.sink.verify import verify
 from tests.support.outcomes import TOPIC, make_failure, numbers_in
 from tests.support.sink_bench import ROWS, Bench
