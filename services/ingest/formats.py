@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from services.ingest import glaive
+from services.ingest.asks import Format
 from services.ingest.conversation import Conversation, conversation, json_of, refuse_media, user_id
-from services.ingest.sources import Format
 from services.ingest.tool_turns import ToolTurns, call_of_text
 from services.kernel.errors import Reject
 

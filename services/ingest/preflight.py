@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.ingest import model, request
+from services.ingest.asks import Asks
 from services.ingest.lines import Line, Mark, read_lines
 from services.ingest.prompts import PromptMaker, Rendered
 from services.ingest.settings import IngestSettings
@@ -29,7 +30,7 @@ def prepare(settings: IngestSettings, declared: Sources, label: str) -> dict[str
         asked = request.resolve(source, label, facts, tokenizer)
         maker = PromptMaker(asked, tokenizer, store_messages=settings.store_messages)
         prove_template(maker)
-        prove_source(maker, declared.folder)
+        prove_source(maker, source, declared.folder)
         makers[source.name] = maker
     return makers
 
@@ -69,9 +70,9 @@ def prove(maker: PromptMaker, file: str, lines: Sequence[Line]) -> int:
     return len(rendered)
 
 
-def prove_source(maker: PromptMaker, folder: Path) -> int:
+def prove_source(maker: PromptMaker, source: Source, folder: Path) -> int:
     """Look at the first records of a source's files, as far as there are any; how many there were."""
-    source, count = maker.request.source, 0
+    count = 0
     files = find_files(source, folder).files
     for name, path in files.items():
         mark, more = Mark(), path.exists()
@@ -96,7 +97,7 @@ def _rendered(maker: PromptMaker, lines: Sequence[Line]) -> list[Rendered]:
     return rendered
 
 
-def _no_generation_prompt(source: Source, where: str) -> Fatal:
+def _no_generation_prompt(source: Asks, where: str) -> Fatal:
     return Fatal(
         f"source {source.name!r}: add_generation_prompt adds nothing to the rendered prompt ({where}): the template "
         "has no generation prompt. Put a template that opens the assistant's turn into the tokenizer's directory"

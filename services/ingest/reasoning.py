@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from schemas.prompts import Reasoning
-from services.ingest.sources import Source, Tags
+from services.ingest.asks import Asks, Tags
 from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.errors import Fatal
 
@@ -26,7 +26,7 @@ class ReasoningTags(msgspec.Struct, frozen=True):
         return Reasoning(open=self.open, close=self.close, opened=text.rstrip().endswith(self.open_text))
 
 
-def resolve(source: Source, tokenizer: ChatTokenizer, vocab_size: int) -> ReasoningTags | None:
+def resolve(source: Asks, tokenizer: ChatTokenizer, vocab_size: int) -> ReasoningTags | None:
     """The tags of a source, or None for no reasoning. Raises Fatal for ids outside the vocabulary."""
     if source.reasoning == "none":
         return None

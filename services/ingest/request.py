@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from services.ingest import reasoning, sampling
+from services.ingest.asks import Asks
 from services.ingest.model import Model
 from services.ingest.reasoning import ReasoningTags
-from services.ingest.sources import Source
 from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.errors import Fatal
 
@@ -22,7 +22,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """`sampling` lacks max_new_tokens, which depends on the length of the prompt. `settings` is the hash of all that
     makes a record of this source the record it is: a cursor carries it, so that a changed request is noticed."""
 
-    source: Source
+    source: Asks
     model: str
     vocab_size: int
     context_length: int
@@ -32,7 +32,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     settings: bytes = b""
 
 
-def resolve(source: Source, label: str, model: Model, tokenizer: ChatTokenizer) -> Request:
+def resolve(source: Asks, label: str, model: Model, tokenizer: ChatTokenizer) -> Request:
     """Raises Fatal, naming the source and what to do, for what the model or the template cannot do."""
     _check_kwargs(source, tokenizer)
     end_ids = model.end_ids if tokenizer.eos_token_id is None else model.end_ids | {tokenizer.eos_token_id}
@@ -53,7 +53,7 @@ def resolve(source: Source, label: str, model: Model, tokenizer: ChatTokenizer) 
     return msgspec.structs.replace(request, settings=blake2b(_canonical.encode(asked), digest_size=16).digest())
 
 
-def _check_kwargs(source: Source, tokenizer: ChatTokenizer) -> None:
+def _check_kwargs(source: Asks, tokenizer: ChatTokenizer) -> None:
     """A switch the template never reads does nothing, silently: the prompt would not be what was asked for."""
     read = tokenizer.template_variables()
     for key in source.chat_template_kwargs:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from services.ingest.asks import Tags
 from services.ingest.sampling import Sampling
-from services.ingest.sources import Source, Tags, find_files, load
+from services.ingest.sources import Source, find_files, load
 from services.kernel.errors import SettingsError
 
 FULL = """
@@ -59,7 +60,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("max_tokens: 5", "unknown key 'max_tokens'; allowed are name, files, max_new_tokens, format, turns, samples"),
+        ("max_tokens: 5", "unknown key 'max_tokens'; allowed are name, max_new_tokens, format, turns, samples"),
         ("sampling: {max_tokens: 5}", "unknown sampling parameter 'max_tokens'; allowed are temperature, top_p, top_k"),
         ("sampling: {n: 2}", "sampling.n cannot be set: use `samples`"),
         ("sampling: {sampling_seed: 2}", "sampling.sampling_seed cannot be set: it is derived from the record id"),

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from schemas.prompts import Prompt, Reasoning
 from services.ingest import preflight
 from services.ingest.lines import Line
+from services.ingest.sources import Source
 from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.codec import Decoder
 from services.kernel.errors import Fatal, Reject
@@ -240,7 +241,10 @@ def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path, spoil: Any, me
 def test_preflight_looks_at_records_from_the_start_and_passes_over_refused_ones(tmp_path: Path) -> None:
     records = [{"broken": 1}] * 40 + [chat(f"Hi {n}") for n in range(40)]
     (tmp_path / "s.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert preflight.prove_source(maker(SMOLLM2), tmp_path) == preflight.RECORDS
+    assert (
+        preflight.prove_source(maker(SMOLLM2), Source(name="s", files=["s.jsonl"], max_new_tokens=1), tmp_path)
+        == preflight.RECORDS
+    )
 
 
 def test_preflight_stops_when_the_two_ways_differ(monkeypatch: pytest.MonkeyPatch) -> None:
