@@ -23,7 +23,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read(http: httpx.AsyncClient, url: str) -> Identity:
-    """Ask. Routes that are not there are no harm; raises httpx.HTTPError or TimeoutError when nobody answers."""
+    """Ask. Routes that are not there are no harm; raises httpx.HTTPError or TimeoutError when nobody answers,
+    ValueError when the key is refused."""
     server = await _get(http, f"{url}/get_server_info")
     model = await _get(http, f"{url}/get_model_info")
     models = await _get(http, f"{url}/v1/models")
@@ -62,6 +63,8 @@ def _last(path: str) -> str:
 async def _get(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
     async with asyncio.timeout(_SECONDS):
         response = await http.get(url)
+    if response.status_code in (401, 403):
+        raise ValueError(f"{url} answered {response.status_code}: is TOKENHAUL_GENERATOR_API_KEY right?")
     if response.status_code != 200:
         return {}
     try:

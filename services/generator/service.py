@@ -34,6 +34,7 @@ from services.kernel.errors import Reject, Stopped
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.lifecycle import Context
 from services.kernel.publisher import Publisher
+from services.kernel.security import ca_context
 from services.kernel.settings import load
 from services.kernel.watermark import Tracker
 
@@ -60,6 +61,7 @@ class Generator:
         self._settings, self._kafka = settings, kafka
         self._engines = Engines()
         self._decoder = Decoder(Prompt)
+        self._trust = ca_context("TOKENHAUL_GENERATOR_CA_FILE", settings.ca_file) if settings.ca_file else None
         self._tasks: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)
 
     async def run(self, context: Context) -> None:
@@ -76,7 +78,7 @@ class Generator:
             publisher = await stack.enter_async_context(
                 Publisher(kafka, context.spawn, self.metrics.producers_replaced.inc)
             )
-            http = await stack.enter_async_context(sglang.http_client())
+            http = await stack.enter_async_context(sglang.http_client(self._trust, settings.api_key))
             self._outcomes = Outcomes(publisher, kafka.topics.sequences, dataset.partitions)
             self._budget = Budget(settings, view, publisher, kafka.topics.control)
             self._attempts = Attempts(settings, self._engines, http, self.metrics, view.cancelled)
@@ -86,7 +88,8 @@ class Generator:
             stack.push_async_callback(self._offsets.member.close)
             context.begin()
             context.spawn(kafka.watch(context.health))
-            context.spawn(Watch(settings, dataset.model, view.probes, self._engines, http, self.metrics).run())
+            watch = Watch(settings, dataset.model, view.probes, self._engines, http, self.metrics)
+            stack.push_async_callback(_ended, context.spawn(watch.run()))  # before its client is closed under it
             self._offsets.member.subscribe()
             await self._loop(context, view)
             await self._drain(context.process.drain_seconds)
@@ -162,3 +165,8 @@ class Generator:
     @property
     def _in_flight(self) -> int:
         return sum(map(len, self._tasks.values()))
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from services.kernel.settings import Settings
+from services.kernel.settings import Secret, Settings
 
 
 class GeneratorSettings(Settings, frozen=True, kw_only=True):
@@ -15,12 +15,18 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
     PREFIX: ClassVar[str] = "TOKENHAUL_GENERATOR_"
 
     engines: Annotated[
-        list[Annotated[str, Meta(pattern=r"^(dns\+)?https?://(?!.*/generate/?$)\S+$")]],
+        list[Annotated[str, Meta(pattern=r"^(dns\+)?https?://(?!.*/generate/?$)[^\s@]+$")]],
         Meta(
             min_length=1,
             description="base URLs of SGLang servers or routers; dns+http://name:port is one for each address of name",
         ),
     ]
+    api_key: Annotated[
+        Secret, Meta(description="what engines were started with as --api-key; sent as a bearer token, shown nowhere")
+    ] = Secret()
+    ca_file: Annotated[
+        str, Meta(description="PEM file of who signs the certificates of https engines; empty: the usual authorities")
+    ] = ""
     model_path: Annotated[
         str,
         Meta(description="what engines call the dataset's model; empty: the same last part of the path as its label"),

@@ -6,6 +6,7 @@ The transport is aiohttp's under httpx's API: plain httpx costs 10 to 20 ms of C
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from httpx_aiohttp import AiohttpTransport
 
 from schemas.sequences import FailureReason
 from services.kernel.errors import Fatal, Reject, Retry
+from services.kernel.settings import Secret
 
 _BODY_SHOWN = 500
 _WORKER_LOST = "call_upstream_request_error"
@@ -80,10 +82,15 @@ _decode = msgspec.json.Decoder(Answer).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def http_client() -> httpx.AsyncClient:
-    """One client for all engines. Deadlines are set per call, as a whole; the pool has no limit of its own."""
+def http_client(trust: ssl.SSLContext | None = None, api_key: Secret | None = None) -> httpx.AsyncClient:
+    """One client for all engines: `trust` says whose certificates count (None: the usual ones), `api_key` is sent with
+    every request. Deadlines are set per call, as a whole; the pool has no limit of its own."""
     limits = httpx.Limits(max_connections=0, keepalive_expiry=15.0)  # 0: without it aiohttp stops at 100
-    return httpx.AsyncClient(transport=AiohttpTransport(limits=limits), timeout=httpx.Timeout(None, connect=10.0))
+    return httpx.AsyncClient(
+        transport=AiohttpTransport(verify=trust or True, limits=limits),
+        timeout=httpx.Timeout(None, connect=10.0),
+        headers={"Authorization": f"Bearer {api_key.reveal()}"} if api_key else None,
+    )
 
 
 async def generate(http: httpx.AsyncClient, url: str, request: Request, seconds: float) -> Answer:
@@ -129,6 +136,9 @@ def _refusal(url: str, response: httpx.Response) -> Retry | Reject:
     status, detail = response.status_code, f"{url} answered {response.status_code}: {response.text[:_BODY_SHOWN]}"
     if status == 500 and _WORKER_LOST in response.text:
         return ConnectionLost("worker_lost", detail)
+    if status in (401, 403):
+        # Nothing is wrong with the prompt: it must not fail because a key was changed on one side first.
+        return EngineBusy(f"http_{status}", f"{detail} (is TOKENHAUL_GENERATOR_API_KEY right?)")
     if status in (429, 503):
         return EngineBusy(f"http_{status}", detail, _retry_after(response))
     if status == 408 or status >= 500:

@@ -22,7 +22,8 @@ from msgspec import Meta
 from services.kernel.errors import Fatal, Stopped
 from services.kernel.health import Health
 from services.kernel.retry import Backoff, set_within
-from services.kernel.settings import Settings
+from services.kernel.security import Mechanism, SecurityProtocol, connection, why_refused
+from services.kernel.settings import Secret, Settings
 
 log = logging.getLogger("tokenhaul.kafka")
 
@@ -61,6 +62,17 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
     session_timeout_seconds: Annotated[
         float, Meta(ge=6, le=1800, description="a silent member loses its partitions after this")
     ] = 30.0
+    security_protocol: Annotated[SecurityProtocol, Meta(description="as Kafka's own clients name it")] = "PLAINTEXT"
+    sasl_mechanism: Annotated[Mechanism, Meta(description="with SASL_*: how the password is shown to the broker")] = (
+        "SCRAM-SHA-512"
+    )
+    sasl_username: Annotated[str, Meta(description="with SASL_*: who we are")] = ""
+    sasl_password: Annotated[Secret, Meta(description="with SASL_*: never shown anywhere")] = Secret()
+    ssl_ca_file: Annotated[
+        str, Meta(description="with SSL or SASL_SSL: PEM file of who signs the brokers; empty: the system's")
+    ] = ""
+    ssl_cert_file: Annotated[str, Meta(description="with SSL or SASL_SSL: PEM file of our certificate, if any")] = ""
+    ssl_key_file: Annotated[str, Meta(description="PEM file of the key of ssl_cert_file")] = ""
 
 
 class Topics(msgspec.Struct, frozen=True):
@@ -81,7 +93,7 @@ class Topics(msgspec.Struct, frozen=True):
 
 
 class Kafka:
-    """Makes clients. Nothing connects before `started`."""
+    """Makes clients. Nothing connects before `started`. Raises SettingsError for security settings that do not fit."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
@@ -89,6 +101,7 @@ class Kafka:
         self._connection: dict[str, Any] = {
             "bootstrap_servers": settings.bootstrap,
             "client_id": settings.instance or "tokenhaul",
+            **connection(settings),
         }
 
     @property
@@ -151,9 +164,10 @@ class Kafka:
             except (KafkaError, OSError) as error:
                 await close(client)
                 wait = backoff.next()
+                # aiokafka only tells that it cannot bootstrap; a wrong password or certificate is worth a second look.
                 log.warning(
                     "Kafka at %s does not answer (%s); trying again in %.1f s",
-                    self.address, error, wait, extra={"action": "kafka_wait"},
+                    self.address, await why_refused(self._connection) or error, wait, extra={"action": "kafka_wait"},
                 )  # fmt: skip
             except BaseException:
                 await close(client)

@@ -26,6 +26,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     PREFIX: ClassVar[str] = "TOKENHAUL_"
 
 
+class Secret:
+    """A value nobody is shown: neither in logs nor in errors, reprs or tables of settings."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str = "") -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The value, for the one place that sends it."""
+        return self._value
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __repr__(self) -> str:
+        return "***" if self._value else ""
+
+
 class Setting(msgspec.Struct, frozen=True):
     """One variable, as shown to people."""
 
@@ -89,6 +108,8 @@ def _hints(cls: type[Settings]) -> dict[str, Any]:
 
 
 def _parse(text: str, hint: Any) -> Any:
+    if _bare(hint) is Secret:
+        return Secret(text)
     if get_origin(_bare(hint)) is list:
         return msgspec.convert([item.strip() for item in text.split(",") if item.strip()], hint, strict=False)
     return msgspec.convert(text, hint, strict=False)
@@ -116,6 +137,8 @@ def _allowed(hint: Any) -> str:
         return f"a comma-separated list of items like {item}" if item else "a comma-separated list"
     if bare is bool:
         return "true | false"
+    if bare is Secret:
+        return "a secret"
     if bare not in (int, float):
         return f"text like {meta.pattern}" if meta.pattern else "text"
     bounds = [
