@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
+import msgspec
 from msgspec import Meta
 
+from services.kernel import failpoints, logs, signals
 from services.kernel import health as health_server
-from services.kernel import logs, signals
 from services.kernel.errors import Fatal, SettingsError, Stopped, TokenhaulError
 from services.kernel.health import Health
 from services.kernel.metrics import StageMetrics
@@ -39,6 +40,9 @@ class ProcessSettings(Settings, frozen=True, kw_only=True):
     drain_seconds: Annotated[
         float, Meta(ge=0, description="how long what is in flight may take to finish after SIGTERM")
     ] = 120.0
+    failpoints: Annotated[
+        list[str], Meta(description="for fault tests only: where this process is made to fail (kernel/failpoints.py)")
+    ] = msgspec.field(default_factory=list)
 
 
 class Context:
@@ -110,6 +114,7 @@ def run(make: Callable[[Mapping[str, str]], Service], environ: Mapping[str, str]
     try:
         process = load(ProcessSettings, environ)
         logs.configure(process.log_format, process.log_level)
+        failpoints.arm(process.failpoints)
         if until_idle and not process.run_id:
             raise SettingsError("TOKENHAUL_RUN_ID is not set: --until-idle waits for the idle mark of that run")
         asyncio.run(_main(make(environ), process, until_idle))

@@ -21,6 +21,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from services.kernel import failpoints
 from services.kernel.errors import Fatal, Retry
 from services.kernel.store import Data, LocalStore, Store
 
@@ -75,7 +76,9 @@ class ObjectStore:
     def create(self, key: str, data: Data) -> bool:
         failure: BaseError | OSError | None = None
         try:
+            failpoints.passing("create.before")
             result = obstore.put(self._client, key, data, mode="create", use_multipart=False)
+            failpoints.passing("create.put")
         except (BaseError, OSError) as error:
             failure = error
         with _retried(self.name(key)):

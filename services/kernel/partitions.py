@@ -20,6 +20,8 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
+from services.kernel import failpoints
+
 log = logging.getLogger("tokenhaul.partitions")
 
 S = TypeVar("S")
@@ -110,10 +112,12 @@ class Member(Generic[S]):
         """Commit {partition: (offset, metadata)}. False: not now, or not ours any more, which ends nothing."""
         async with self._committing:
             try:
+                failpoints.passing("commit.before")
                 async with asyncio.timeout(_COMMIT_SECONDS):  # a lost coordinator is looked for without end
                     await self._consumer.commit(
                         {TopicPartition(self._topic, p): OffsetAndMetadata(*value) for p, value in offsets.items()}
                     )
+                failpoints.passing("commit.after")
             except TimeoutError:
                 log.warning("commit not answered within %.0f s", _COMMIT_SECONDS, extra={"action": "commit"})
                 return False

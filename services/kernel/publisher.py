@@ -17,6 +17,7 @@ import msgspec
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 
+from services.kernel import failpoints
 from services.kernel.errors import Reject
 from services.kernel.kafka import Kafka, close
 from services.kernel.retry import Backoff
@@ -75,9 +76,11 @@ class Publisher:
         message = _Message(topic, value, partition, key, headers, asyncio.get_running_loop().create_future())
         self._unacknowledged[message] = None
         try:
+            failpoints.passing("publish.before")
             if self._producer is not None:
                 await self._send(message, self._producer)
             await message.acknowledged
+            failpoints.passing("publish.after")
         finally:
             self._unacknowledged.pop(message, None)
 

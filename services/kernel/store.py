@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from services.kernel import failpoints
 from services.kernel.errors import Fatal, Retry
 
 Data = bytes | memoryview
@@ -64,6 +65,7 @@ class LocalStore:
     def create(self, key: str, data: Data) -> bool:
         path, temporary = self._root / key, self._root / _TEMPORARY / uuid.uuid4().hex
         with _retried(path):
+            failpoints.passing("create.before")
             self._make_folder(path.parent)
             self._make_folder(temporary.parent)
             try:
@@ -71,14 +73,17 @@ class LocalStore:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
+                failpoints.passing("create.written")
                 with suppress(FileExistsError):
                     os.link(temporary, path)
+                failpoints.passing("create.linked")
                 # NFS may create the link, lose the answer and report the repeated request as taken: count the names.
                 created = temporary.stat().st_nlink > 1
             finally:
                 temporary.unlink(missing_ok=True)
             if created:
                 _sync_folder(path.parent)
+            failpoints.passing("create.after")
             return created
 
     def open(self, key: str) -> BinaryIO:
