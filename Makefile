@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help install install-test demo test test-sglang bench-generator check format docs clean
+.PHONY: help install install-test demo test test-sglang bench bench-generator check format docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -38,8 +38,10 @@ test: install-test ## unit, property, contract and integration tests on real par
 test-sglang: install-test ## contract suite and 500 prompts against a real SGLang on the CPU (installs 2 to 6 GB once)
 	PATH=$(CURDIR)/$(BIN):$$PATH tests/sglang/run.sh
 
+bench: install-test ## every speed and size budget beside its reference (10 min, an idle machine) [BENCH=names]
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench $(BENCH)
+
 bench-generator: install-test ## what a record costs the generator, how full it keeps engines (6 min, an idle machine)
-	$(PIP) -c constraints.txt -e '.[bench]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench.generator
 
 check: install-test ## style, strict types, import rules

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.local.kafka import LocalKafka, free_ports
 from services.local.processes import Child, end
+from tests.bench.table import Line, machine, show, write
 from tests.support.processes import TOKENHAUL, wait_for
 from tests.support.stream import create_topics, make_prompt, publish
 
@@ -35,30 +36,46 @@ ROOT = Path(__file__).parents[2]
 
 
 def main() -> None:
-    """Print it all."""
-    with tempfile.TemporaryDirectory() as folder, kafka_node(Path(folder)) as address:
-        instant(address, Path(folder))
-        print("\n| engines | generators | latency | places in use | waiting of running | |")
-        print("|---|---|---|---|---|---|")
+    """All of it: more sizes of engines, and capacity that changes."""
+    with tempfile.TemporaryDirectory() as name, kafka_node(folder := Path(name)) as address:
+        lines = instant(address, folder)
         for places in (64, 256):
             for median, sigma in ((0.4, 1.2), (2.0, 1.16)):
-                occupancy(address, Path(folder), engines=1, generators=1, places=places, median=median, sigma=sigma)
-        occupancy(address, Path(folder), engines=2, generators=3, places=64, median=0.4, sigma=1.2)
-        print("\nTwo engines, three generators, capacity 64, 32, then 128, 20 s each; the window follows or is fixed:")
+                lines += occupancy(address, folder, 1, 1, places, median, sigma)
+        lines += occupancy(address, folder, 2, 3, 64, 0.4, 1.2)
         for window in (0, 22, 43):
-            changing(address, Path(folder), window)
+            lines += changing(address, folder, window)
+    show(lines, "generator")
+    write(lines, machine(), Path("out/bench-generator.json"))
 
 
-def instant(address: str, folder: Path) -> None:
+def measure() -> list[Line]:
+    """The budgets of the design alone."""
+    with tempfile.TemporaryDirectory() as name, kafka_node(folder := Path(name)) as address:
+        return [
+            *instant(address, folder),
+            *occupancy(address, folder, 1, 1, 64, 0.4, 1.2),
+            *occupancy(address, folder, 2, 3, 64, 0.4, 1.2),
+        ]
+
+
+def instant(address: str, folder: Path) -> list[Line]:
     """CPU and records per second against an engine that answers at once, 512 in flight."""
-    ours = cpu, rate = generator_rate(address, folder)
-    print(f"generator: {cpu * 1000:.2f} ms CPU a record (at most 0.6), {rate:.0f} records/s (at least 1500)")
-    references = {name: reference(name, folder) for name in ("aiohttp", "openai")}
-    for name, (their_cpu, their_rate) in references.items():
-        print(
-            f"{name}: {their_cpu * 1000:.2f} ms CPU a row, {their_rate:.0f} rows/s; "
-            f"the generator has {ours[0] / their_cpu:.2f} of its CPU and {ours[1] / their_rate:.1f} times its rate"
-        )
+    cpu, rate = generator_rate(address, folder)
+    lines = [
+        Line(name="generator, CPU a record", value=cpu * 1000, unit="ms", at_most=0.6),
+        Line(name="generator, records", value=rate, unit="/s", at_least=1500),
+    ]
+    for name, who in (("aiohttp", "bare aiohttp loop"), ("openai", "OpenAI clients in 64 threads")):
+        their_cpu, their_rate = reference(name, folder)
+        for what, ours, theirs, unit in (
+            ("CPU a record", cpu * 1000, their_cpu * 1000, "ms"),
+            ("records", rate, their_rate, "/s"),
+        ):
+            lines.append(
+                Line(name=f"{what} beside {name}", value=ours, unit=unit, reference=theirs, reference_name=who)
+            )
+    return lines
 
 
 def generator_rate(address: str, folder: Path) -> tuple[float, float]:
@@ -82,8 +99,8 @@ def generator_rate(address: str, folder: Path) -> tuple[float, float]:
 
 
 def occupancy(
-    address: str, folder: Path, *, engines: int, generators: int, places: int, median: float, sigma: float
-) -> None:
+    address: str, folder: Path, engines: int, generators: int, places: int, median: float, sigma: float
+) -> list[Line]:
     """The share of places in use while the backlog lasts, and how much waits for one."""
     mean = median * 2.72 ** (sigma * sigma / 2)
     records = int(engines * places / mean * (WARM_UP_SECONDS + WATCH_SECONDS + 20))
@@ -95,30 +112,36 @@ def occupancy(
         ]
         stack.enter_context(running(kafka, urls, generators, folder))
         in_use, waiting = watch(urls, [places] * engines, WATCH_SECONDS)
-    needed = 0.98 if generators == 1 else 0.95
-    verdict = "pass" if in_use >= needed and waiting <= 0.1 else "falls short"
-    print(
-        f"| {engines} of {places} | {generators} | median {median} s, sigma {sigma} | {in_use:.3f} (at least {needed}) "
-        f"| {waiting:.3f} (at most 0.1) | {verdict} |"
-    )
+    case = f"{generators} generators, {engines} engines of {places} places, log-normal {median} s sigma {sigma}"
+    return [
+        Line(name=f"{case}: in use", value=in_use, unit="of the places", at_least=0.98 if generators == 1 else 0.95),
+        Line(name=f"{case}: waiting", value=waiting, unit="of those running", at_most=0.1),
+    ]
 
 
-def changing(address: str, folder: Path, window: int) -> None:
-    """Capacity that nobody told the generators about, halved and then doubled twice over."""
+def changing(address: str, folder: Path, window: int) -> list[Line]:
+    """Capacity that nobody told three generators of two engines about, halved and then doubled twice over."""
     kafka = asyncio.run(topic_with_prompts(address, 18_000))
+    case = "window following" if not window else f"window fixed at {window}"
+    lines: list[Line] = []
+    used: list[float] = []
+    crowded: list[float] = []
     with ExitStack() as stack:
         urls = [stack.enter_context(engine(folder, "--places", 64, "--median", 0.4, "--sigma", 1.2)) for _ in range(2)]
         stack.enter_context(running(kafka, urls, 3, folder, window=window))
-        phases = []
         for places in (64, 32, 128):
             for url in urls:
                 urllib.request.urlopen(f"{url}/places", data=str(places).encode()).close()
-            phases.append((*watch(urls, [places] * 2, 20.0, warm_up=WARM_UP_SECONDS if places == 64 else 0.0), places))
-    text = ", ".join(f"{places}: {in_use:.3f} in use, {waiting:.3f} waiting" for in_use, waiting, places in phases)
-    used = statistics.mean(in_use for in_use, _, _ in phases)
-    crowded = max(waiting for _, waiting, _ in phases)
-    verdict = "pass" if used >= 0.95 and crowded <= 0.25 else "falls short"
-    print(f"- {'following' if not window else f'fixed at {window}'}: {text}: {verdict}")
+            in_use, waiting = watch(urls, [places] * 2, 20.0, warm_up=WARM_UP_SECONDS if places == 64 else 0.0)
+            used.append(in_use)
+            crowded.append(waiting)
+            lines.append(Line(name=f"{case}, {places} places: in use", value=in_use, unit="of the places"))
+            lines.append(Line(name=f"{case}, {places} places: waiting", value=waiting, unit="of those running"))
+    return [
+        *lines,
+        Line(name=f"{case}, mean in use", value=statistics.mean(used), unit="of the places", at_least=0.95),
+        Line(name=f"{case}, most waiting", value=max(crowded), unit="of those running", at_most=0.25),
+    ]
 
 
 def watch(urls: list[str], places: list[int], seconds: float, warm_up: float = WARM_UP_SECONDS) -> tuple[float, float]:
