@@ -60,7 +60,7 @@ async def following(
     view = ControlView()
     decoder: Decoder[Control] = Decoder(Control)  # type: ignore[arg-type]
     async with kafka.started(kafka.admin) as admin:
-        partitions = await partitions_of(admin, kafka.topics.control)
+        partitions = await kafka.patiently(lambda: partitions_of(admin, kafka.topics.control))
     async with kafka.started(lambda: kafka.consumer(None, "read_committed")) as consumer:
         consumer.assign(partitions)
         ends = await consumer.end_offsets(partitions)

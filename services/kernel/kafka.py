@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -41,6 +41,7 @@ class Startable(Protocol):
 
 
 Client = TypeVar("Client", bound=Startable)
+Answer = TypeVar("Answer")
 
 
 class KafkaSettings(Settings, frozen=True, kw_only=True):
@@ -177,6 +178,23 @@ class Kafka:
             elif await set_within(stopping, wait):
                 raise Stopped(f"asked to stop while waiting for Kafka at {self.address}")
 
+    async def patiently(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """What `ask` returns, asked again as long as the brokers do not answer: only starting a client waits by
+        itself. Raises what will not pass."""
+        backoff = Backoff(base=0.5, cap=15.0)
+        while True:
+            try:
+                return await ask()
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                wait = backoff.next()
+                log.warning(
+                    "Kafka at %s gives no answer (%r); asking again in %.1f s",
+                    self.address, error, wait, extra={"action": "kafka_wait"},
+                )  # fmt: skip
+            await asyncio.sleep(wait)
+
     async def watch(self, health: Health) -> None:
         """For ever: say whether any of the brokers takes connections. aiokafka waits for them in silence."""
         away = False
@@ -194,7 +212,7 @@ class Kafka:
     async def read_all(self, topic: str, isolation: Isolation = "read_committed") -> AsyncIterator[ConsumerRecord]:
         """Every record of `topic` up to its stable end at the time of the call."""
         async with self.started(self.admin) as admin:
-            partitions = await partitions_of(admin, topic)
+            partitions = await self.patiently(lambda: partitions_of(admin, topic))
         async with self.started(lambda: self.consumer(None, isolation)) as consumer:
             consumer.assign(partitions)
             ends = await consumer.end_offsets(partitions)

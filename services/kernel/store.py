@@ -93,7 +93,7 @@ class LocalStore:
 
     def list(self, folder: str) -> list[str]:
         path = self._root / folder
-        with _retried(path), suppress(FileNotFoundError):
+        with _retried(path), suppress(FileNotFoundError, NotADirectoryError):
             return sorted(os.listdir(path))
         return []
 

@@ -77,6 +77,10 @@ async def frozen_dataset(kafka: Kafka) -> Dataset:
 
 async def check(kafka: Kafka) -> Dataset:
     """Compare the topics with what they must be. Raises Fatal with a line for each difference."""
+    return await kafka.patiently(lambda: _check(kafka))
+
+
+async def _check(kafka: Kafka) -> Dataset:
     async with kafka.started(kafka.admin) as admin:
         present = {
             topic["topic"]: len(topic["partitions"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 from schemas import ids
 from schemas.control import Dataset
 from schemas.sequences import FailureReason
+from services.kernel.errors import Retry
 from services.kernel.seen import SeenIds, pack
+from services.kernel.store import Store
 from services.sink import rowchecks
-from services.sink.chain import SHARD, folder, shard_name, starts
+from services.sink.chain import SHARD, folder, join, shard_name, starts
 from services.sink.parquet import TOKEN_COLUMNS, DamagedShard, Footer, damage_named, open_shard
 from services.sink.report import Report
 from services.sink.rerender import Rerender
@@ -34,10 +36,11 @@ class _Partition:
 class Audit:
     """One walk over a dataset. What is found goes into the report; nothing is raised."""
 
-    def __init__(self, directory: Path, dataset: Dataset, tokenizer: Rerender | None) -> None:
-        self._directory, self._dataset, self._tokenizer = directory, dataset, tokenizer
+    def __init__(self, store: Store, folder: str, dataset: Dataset, tokenizer: Rerender | None) -> None:
+        self._store, self._folder = store, folder
+        self._dataset, self._tokenizer = dataset, tokenizer
         self._report = Report(
-            directory=str(directory), dataset=dataset.name, model=dataset.model, partitions=dataset.partitions
+            directory=store.name(folder), dataset=dataset.name, model=dataset.model, partitions=dataset.partitions
         )
 
     def run(self) -> Report:
@@ -53,23 +56,22 @@ class Audit:
 
     def _names(self, place: str, belongs: Callable[[str], object]) -> list[str]:
         """What belongs into `place`, sorted. Names with a . or _ in front are not data: no reader looks at them."""
-        names = sorted(path.name for path in (self._directory / place).iterdir() if path.name[0] not in "._")
+        names = [name for name in self._store.list(join(self._folder, place)) if name[0] not in "._"]
         for name in names:
             if not belongs(name):
-                self._report.problem(f"{place}/{name}".lstrip("/"), None, "does not belong to the dataset")
+                self._report.problem(join(place, name), None, "does not belong to the dataset")
         return [name for name in names if belongs(name)]
 
     def _shard(self, partition: _Partition, start: int, file: str) -> None:
-        path = self._directory / file
         self._report.shards += 1
         try:
-            with path.open("rb") as source:
-                self._report.bytes += path.stat().st_size
+            with self._store.open(join(self._folder, file)) as source:
+                self._report.bytes += source.seek(0, io.SEEK_END)
                 shard, footer = open_shard(source, "the file")
                 self._footer(partition, start, file, shard, footer)
                 with damage_named("the file"):
                     self._rows(partition, file, shard, footer)
-        except (DamagedShard, OSError) as error:
+        except (DamagedShard, Retry) as error:
             partition.tail = None
             self._report.problem(file, None, str(error))
 

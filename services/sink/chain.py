@@ -26,7 +26,7 @@ from services.kernel.seen import pack
 from services.kernel.store import Store
 from services.sink import parquet
 from services.sink.buffer import Buffer, Seen
-from services.sink.parquet import Footer
+from services.sink.parquet import DamagedShard, Footer
 
 DATASET_FILE = "_dataset.json"
 SHARD = re.compile(r"(\d{20})\.parquet")
@@ -40,6 +40,11 @@ def folder(partition: int) -> str:
 def shard_name(start: int) -> str:
     """The file name of the shard that begins at offset `start`."""
     return f"{start:020d}.parquet"
+
+
+def join(folder: str, name: str) -> str:
+    """The key of `name` in `folder`; either may be empty."""
+    return f"{folder}/{name}".strip("/")
 
 
 def starts(names: Iterable[str]) -> list[int]:
@@ -70,6 +75,20 @@ def read_dataset(file: BinaryIO, name: str) -> Dataset:
         return msgspec.json.decode(file.read(), type=Dataset)
     except msgspec.DecodeError as error:
         raise Fatal(f"{name} does not describe a dataset: {error}") from error
+
+
+def find(store: Store) -> tuple[str, Dataset]:
+    """The dataset in the root of `store`, or in the one directory right under it that holds one: its directory ("" is
+    the root) and description. Raises Fatal when there is none, or more than one, and Retry."""
+    names = store.list("")
+    here = [""] if DATASET_FILE in names else [name for name in names if DATASET_FILE in store.list(name)]
+    if not here:
+        raise Fatal(f"{store.name('')} is no dataset: there is no {DATASET_FILE} in it or right under it")
+    if len(here) > 1:
+        raise Fatal(f"{store.name('')} holds {len(here)} datasets, name one: {', '.join(here)}")
+    key = join(here[0], DATASET_FILE)
+    with store.open(key) as file:
+        return here[0], read_dataset(file, store.name(key))
 
 
 class Chain:
@@ -113,12 +132,16 @@ class Chain:
             raise Fatal(f"{name} begins at {start}, but the shards before it end at {self.tail}")
         with self._store.open(key) as file:
             shard, footer = parquet.open_shard(file, name)
+            self._check(footer, start, name)
             with parquet.damage_named(name):
                 rows = parquet.row_ids(shard)
-        self._check(footer, start, name)
+                failures = pack([bytes.fromhex(id) for id, _ in footer.failures])
+                last_id = bytes.fromhex(footer.last_id) if footer.last_id else None
+        if len(rows) != footer.rows:
+            raise DamagedShard(f"{name} has {len(rows)} rows, its footer says {footer.rows}")
         self.seen.rows.add(rows)
-        self.seen.failures.add(pack([bytes.fromhex(id) for id, _ in footer.failures]))
-        self._advance(footer.end, bytes.fromhex(footer.last_id) if footer.last_id else None)
+        self.seen.failures.add(failures)
+        self._advance(footer.end, last_id)
 
     def _check(self, footer: Footer, start: int, name: str) -> None:
         expected = {

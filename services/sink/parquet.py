@@ -92,15 +92,16 @@ def damage_named(name: str) -> Iterator[None]:
     """While a shard is read: what Arrow stumbles over is damage of `name`."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # a name in the footer that is no text is a ValueError
         raise DamagedShard(f"{name} is torn or no Parquet file: {error}") from error
 
 
 def open_shard(file: BinaryIO, name: str) -> tuple[pq.ParquetFile, Footer]:
     """The Parquet file (page checksums are verified when it is read) and its footer. Raises DamagedShard."""
     with damage_named(name):
-        shard = pq.ParquetFile(file, page_checksum_verification=True)
-    text = (shard.metadata.metadata or {}).get(FOOTER_KEY.encode())
+        # Ranges that lie together are fetched together: on an object store every read is a request.
+        shard = pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=True)
+        text = (shard.metadata.metadata or {}).get(FOOTER_KEY.encode())
     if text is None:
         raise DamagedShard(f"{name} is a Parquet file, but no shard of tokenhaul")
     try:

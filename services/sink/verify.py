@@ -1,4 +1,4 @@
-"""`tokenhaul verify DIR`: proves from the files alone that a dataset is whole and right, and says what is not."""
+"""`tokenhaul verify ROOT`: proves from the files alone that a dataset is whole and right, and says what is not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import msgspec
 
 from schemas.control import Dataset
 from services.kernel.errors import TokenhaulError
+from services.kernel.objects import open_store
+from services.kernel.store import Store
 from services.sink.audit import Audit
-from services.sink.chain import DATASET_FILE, read_dataset
+from services.sink.chain import find
 from services.sink.report import Report
 from services.sink.rerender import Rerender
 
@@ -22,24 +24,25 @@ class NothingToVerify(TokenhaulError):
     status = 2
 
 
-def verify(root: Path, tokenizer_dir: Path | None = None, *, trust_remote_code: bool = False) -> Report:
-    """Look at every file, footer and row of the dataset in `root`, or right under it. Raises NothingToVerify.
+def verify(root: Path | str, tokenizer_dir: Path | None = None, *, trust_remote_code: bool = False) -> Report:
+    """Look at every file, footer and row of the dataset in `root` (a directory or a URL), or right under it. Raises
+    NothingToVerify.
 
     Partitions one after the other, shards in order, row groups one at a time: memory holds one row group and the ids of
     one partition (18 to 22 bytes each)."""
-    directory, dataset = _find(root)
+    store, folder, dataset = _find(str(root))
     rerender = None
     if tokenizer_dir is not None:
         try:
             rerender = Rerender(tokenizer_dir, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
             raise NothingToVerify(f"no tokenizer can be loaded from {tokenizer_dir}: {error}") from error
-    return Audit(directory, dataset, rerender).run()
+    return Audit(store, folder, dataset, rerender).run()
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tokenhaul verify`."""
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a dataset, or the directory it stands in")
+    parser.add_argument("root", metavar="ROOT", help="a dataset, or where it stands: a directory or s3://bucket/prefix")
     parser.add_argument(
         "--tokenizer", type=Path, metavar="DIR", help="render the stored messages with it and compare the prompt ids"
     )
@@ -52,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def command(arguments: argparse.Namespace) -> int:
     """Verify and print; 0 nothing is wrong, 1 something is, 2 there is nothing to verify."""
     try:
-        report = verify(arguments.directory, arguments.tokenizer, trust_remote_code=arguments.trust_remote_code)
+        report = verify(arguments.root, arguments.tokenizer, trust_remote_code=arguments.trust_remote_code)
     except NothingToVerify as error:
         print(f"tokenhaul: {error}", file=sys.stderr)
         return error.status
@@ -60,14 +63,9 @@ def command(arguments: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _find(root: Path) -> tuple[Path, Dataset]:
-    here = [root] if (root / DATASET_FILE).is_file() else sorted(path.parent for path in root.glob(f"*/{DATASET_FILE}"))
-    if not here:
-        raise NothingToVerify(f"{root} is no dataset: there is no {DATASET_FILE} in it or right under it")
-    if len(here) > 1:
-        raise NothingToVerify(f"{root} holds {len(here)} datasets, name one: {', '.join(path.name for path in here)}")
+def _find(root: str) -> tuple[Store, str, Dataset]:
     try:
-        with (here[0] / DATASET_FILE).open("rb") as file:
-            return here[0], read_dataset(file, str(here[0] / DATASET_FILE))
-    except (OSError, TokenhaulError) as error:
+        store = open_store(root)
+        return store, *find(store)
+    except TokenhaulError as error:
         raise NothingToVerify(str(error)) from error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from aiokafka.admin import NewPartitions
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 
 from services.kernel import topics
 from services.kernel.errors import Fatal
@@ -50,6 +51,24 @@ async def test_what_was_changed_is_named(kafka: Kafka) -> None:
         return False
 
     await eventually(all_are_named)
+
+
+async def test_a_check_outlives_a_broker_that_goes_away_in_between(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a busy broker does to an admin client right after it has connected."""
+    dataset = topics.new_dataset("d", "m", 2)
+    await topics.create(kafka, dataset, replication=1, min_isr=1)
+    describe, refused = AIOKafkaAdminClient.describe_configs, iter([KafkaConnectionError(), RequestTimedOutError()])
+
+    async def busy(admin: AIOKafkaAdminClient, resources: object) -> object:
+        for error in refused:
+            raise error
+        return await describe(admin, resources)
+
+    monkeypatch.setattr(AIOKafkaAdminClient, "describe_configs", busy)
+    assert await topics.check(kafka) == dataset
+    assert caplog.text.count("gives no answer") == 2
 
 
 def test_the_command_tells_what_is_there(kafka: Kafka) -> None:

@@ -9,15 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
 from schemas.sequences import FailureReason, Outcome
+from services.kernel.objects import open_store
 from services.sink import verify as verify_module
 from services.sink.verify import NothingToVerify, verify
 from tests.support.outcomes import make_failure, make_sequence, numbers_in, write_dataset
+from tests.support.s3 import S3Server
 
 TOKENIZER = Path(__file__).parent.parent.parent / "services" / "local" / "data" / "smollm2"
 NUMBERS = numbers_in(0, 8)
@@ -55,6 +58,21 @@ def test_a_whole_dataset_and_its_totals(dataset: Path) -> None:
     assert (report.prompt_tokens, report.output_tokens) == (20, 14)
     assert report.bytes == sum((dataset / file).stat().st_size for file in (FIRST, SECOND))
     assert 0 < report.token_bytes < report.bytes
+
+
+def test_on_s3(dataset: Path, s3: S3Server) -> None:
+    root = s3.fresh_root()
+    store = open_store(root)
+    for path in dataset.rglob("*.*"):
+        store.create(f"{path.relative_to(dataset.parent)}", path.read_bytes())
+    local, remote = verify(dataset), verify(f"{root}/test")
+    assert remote == msgspec.structs.replace(local, directory=f"{root}/test/")
+    assert verify(root).rows == local.rows
+    store.create("test/partition=00001/notes.txt", b"")
+    store.create(f"test/partition=00001/{0:020d}.parquet", b"no shard")
+    assert [problem.file for problem in verify(root).problems] == [
+        "partition=00001/notes.txt", f"partition=00001/{0:020d}.parquet"
+    ]  # fmt: skip
 
 
 def footer_of(shard: pq.ParquetFile) -> str:
