@@ -43,6 +43,9 @@ _TOOLS = {
     "resume": ("let generators go on that a budget has halted", "services.generator.command"),
     "engine": ("a small local engine behind SGLang's /generate", "services.local.engine.command"),
     "verify": ("prove that a dataset's shards are whole and right", "services.sink.verify"),
+    "inspect": ("show rows as their tokens", "services.dataset.inspect"),
+    "snapshot": ("keep a dataset as it is now under a name", "services.dataset.snapshot"),
+    "discard": ("exclude rows from all use, with a reason", "services.dataset.discard"),
     "topics": ("create the topics, or compare them with what they must be", "services.kernel.topics_command"),
 }
 

@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 from schemas import ids
 from schemas.control import Dataset
 from schemas.sequences import FailureReason
-from services.kernel.errors import Retry
+from services.kernel.errors import Retry, TokenhaulError
 from services.kernel.seen import SeenIds, pack
 from services.kernel.store import Store
-from services.sink import rowchecks
+from services.sink import exclusions, rowchecks
 from services.sink.chain import SHARD, folder, join, shard_name, starts
+from services.sink.exclusions import Exclusions
 from services.sink.parquet import TOKEN_COLUMNS, DamagedShard, Footer, damage_named, open_shard
 from services.sink.report import Report
 from services.sink.rerender import Rerender
@@ -45,6 +46,7 @@ class Audit:
 
     def run(self) -> Report:
         """Look at everything."""
+        self._exclusions()
         known = {folder(number): number for number in range(self._dataset.partitions)}
         for name in self._names("", known.__contains__):
             partition = _Partition(known[name])
@@ -53,6 +55,15 @@ class Audit:
             _count(self._report.failures, partition.failures.values())
         self._report.rerendered = self._tokenizer.compared if self._tokenizer else None
         return self._report
+
+    def _exclusions(self) -> None:
+        """What was discarded: those rows are checked like any other, and counted."""
+        try:
+            self._excluded = exclusions.load(self._store, self._folder)
+            self._report.exclusions = self._excluded.lists
+        except TokenhaulError as error:
+            self._excluded = Exclusions()
+            self._report.problem(exclusions.FOLDER, None, str(error))
 
     def _names(self, place: str, belongs: Callable[[str], object]) -> list[str]:
         """What belongs into `place`, sorted. Names with a . or _ in front are not data: no reader looks at them."""
@@ -168,6 +179,7 @@ class Audit:
         """Every id once, and in place of a failure only where `superseded` says so: it is emptied of what is found."""
         names = rowchecks.values(table, "id")
         packed = pack([bytes.fromhex(id) for id in names])
+        self._report.discarded += int(self._excluded.ids.contains(packed).sum())
         again = partition.rows.contains(packed)
         again[np.setdiff1d(np.arange(len(rows)), np.unique(packed, axis=0, return_index=True)[1])] = True
         for row in np.flatnonzero(again).tolist():

@@ -84,7 +84,7 @@ def encode(rows: Sequence[Row], footer: Footer) -> memoryview:
             tokens = sum(len(row.input_ids) for row in rows)
             writer.write_table(table(rows), row_group_size=max(1, len(rows) * _GROUP_TOKENS // tokens))
         writer.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer).decode()})
-    return memoryview(sink.getvalue())
+    return memoryview(sink.getvalue()).cast("B")  # Arrow says "b", which obstore does not take for bytes
 
 
 @contextmanager

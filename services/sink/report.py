@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from services.sink.exclusions import Exclusion
+
 _KEPT_PROBLEMS = 1000
 
 
@@ -20,7 +22,8 @@ class Problem(msgspec.Struct, frozen=True):
 
 class Report(msgspec.Struct, kw_only=True):
     """Totals over all shards that can be read. `failures` are the prompts that ended as one, by reason: those a later
-    row superseded are not among them. `problems` are the first thousand of `problem_count`."""
+    row superseded are not among them. `discarded` are rows that some list of exclusions names. `problems` are the first
+    thousand of `problem_count`."""
 
     directory: str
     dataset: str
@@ -31,6 +34,8 @@ class Report(msgspec.Struct, kw_only=True):
     failures: dict[str, int] = {}
     duplicates: int = 0
     superseded: int = 0
+    discarded: int = 0
+    exclusions: list[Exclusion] = []
     gap: int = 0
     finish_reasons: dict[str, int] = {}
     prompt_tokens: int = 0
@@ -71,6 +76,9 @@ class Report(msgspec.Struct, kw_only=True):
             f"{tokens} tokens ({self.prompt_tokens} of prompts, {self.output_tokens} of outputs), "
             f"{self.token_bytes / max(tokens, 1):.3f} bytes a token in their columns",
         ]
+        if self.exclusions:
+            lines.append(f"{self.discarded} of the rows are discarded, by {len(self.exclusions)} lists of exclusions:")
+            lines += [f"    {each.rows} rows where {each.where}: {each.reason}" for each in self.exclusions]
         if self.gap:
             lines.append(f"{self.gap} records were deleted from the topic before they could be committed")
         if self.rerendered is not None:
