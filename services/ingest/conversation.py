@@ -11,27 +11,36 @@ from typing import Any
 
 import msgspec
 
+from services.ingest.record import Conversation
 from services.kernel.errors import Reject
 
 ROLES = ("system", "user", "assistant", "tool")
 MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 
 
-class Conversation(msgspec.Struct, frozen=True):
-    """Messages ending with the turn to be answered, tools (None: none) and the user's own id."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-    id: str | None
-
-
-def conversation(turns: Sequence[Any], tools: Any, id: str | None) -> Conversation:
-    """Check and normalise. Raises Reject with the reasons of docs/formats.md."""
+def conversations(turns: Sequence[Any], tools: Any, *, each: bool = False) -> list[Conversation]:
+    """Check and normalise: the conversation up to its last question, or with `each` one for each of the assistant's
+    turns, with all that was said before it. Raises Reject with the reasons of docs/formats.md."""
     end = len(turns)
-    while end and isinstance(turns[end - 1], dict) and turns[end - 1].get("role") == "assistant":
+    while end and _is_answer(turns[end - 1]):
         end -= 1
     messages = [_message(turn, number) for number, turn in enumerate(turns[:end], 1)]
-    roles = [message["role"] for message in messages]
+    known = tool_list(tools)
+    # Of the assistant's turns in a row the first is what was asked for: an answer never follows an answer.
+    answers = [n for n in range(1, end) if _is_answer(messages[n]) and not _is_answer(messages[n - 1])] if each else []
+    asked = []
+    for stop in (*answers, end):
+        heard = messages[:stop]
+        _check_order([message["role"] for message in heard])
+        asked.append(Conversation(heard, known, sum(map(_is_answer, heard))))
+    return asked
+
+
+def _is_answer(turn: Any) -> bool:
+    return isinstance(turn, dict) and turn.get("role") == "assistant"
+
+
+def _check_order(roles: list[str]) -> None:
     if "user" not in roles:
         raise Reject("no_user_turn", "no turn of the user to answer")
     first = next(role for role in roles if role != "system")
@@ -41,17 +50,6 @@ def conversation(turns: Sequence[Any], tools: Any, id: str | None) -> Conversati
         raise Reject("orphan_tool_result", "the first turn after the system's is a tool's result")
     if roles[-1] == "system":
         raise Reject("no_user_turn", "the last turn is the system's: there is nothing to answer")
-    return Conversation(messages, tool_list(tools), id)
-
-
-def user_id(record: dict[str, Any]) -> str | None:
-    """The user's own id of a record. Raises Reject for one that is neither text nor an integer."""
-    id = record.get("id")
-    if id is None or id == "":
-        return None
-    if isinstance(id, bool) or not isinstance(id, str | int):
-        raise Reject("bad_field", f"`id` must be text or an integer, not {id!r}")
-    return str(id)
 
 
 def refuse_media(holder: dict[str, Any], where: str) -> None:

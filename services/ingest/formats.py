@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Literal, NamedTuple
 
-from services.ingest import glaive
+from services.ingest import batch, glaive
 from services.ingest.asks import Format
-from services.ingest.conversation import Conversation, conversation, json_of, refuse_media, user_id
+from services.ingest.conversation import conversations, json_of, refuse_media
+from services.ingest.record import CONVERSATION_KEY, ID_KEYS, Conversation, Own, Record, user_id
 from services.ingest.tool_turns import ToolTurns, call_of_text
 from services.kernel.errors import Reject
 
@@ -26,24 +27,37 @@ _SHAREGPT_ROLES = {
 }
 
 
-def parse(line: bytes, format: Format) -> Conversation:
-    """The conversation in a line. Raises Reject for anything that cannot be asked as it stands."""
+def parse(
+    line: bytes, format: Format, *, each: bool = False, metadata: Literal["all"] | Collection[str] = ()
+) -> Record:
+    """What a line asks. Raises Reject for anything that cannot be asked as it stands.
+
+    `each`: one conversation for each of the assistant's turns; `metadata`: the columns that are kept."""
     record = json_of(line, "not_json", "the line")
     if not isinstance(record, dict):
         raise Reject("not_an_object", f"a record must be an object, not {type(record).__name__}")
     refuse_media(record, "the record")
     chosen = _detect(record) if format == "auto" else format
-    turns, tools = _SHAPES[chosen][1](record)
-    return conversation(turns, tools, user_id(record))
+    shape = _SHAPES[chosen]
+    body, own = batch.read(record) if chosen == "batch" else (record, Own())
+    if chosen == "ids":
+        asked = [Conversation([], None, ids=_ids(record))]
+    else:
+        asked = conversations(*shape.turns(body), each=each)
+    read = {*shape.keys, *shape.beside, *ID_KEYS, CONVERSATION_KEY}
+    kept = {key: value for key, value in record.items() if (key not in read if metadata == "all" else key in metadata)}
+    id = user_id(record)
+    group = user_id(record, (CONVERSATION_KEY,)) or id
+    return Record(asked=asked, id=id, conversation_id=group, metadata=kept, own=own)
 
 
 def _detect(record: dict[str, Any]) -> str:
     present = {key for key, value in record.items() if value is not None}
-    found = [(name, key) for name, (keys, _) in _SHAPES.items() for key in keys if key in present]
+    found = [(name, key) for name, shape in _SHAPES.items() for key in shape.keys if key in present]
     if "instruction" in present:
         found = [(name, key) for name, key in found if name != "input_output"]
     if not found:
-        keys = ", ".join(key for keys, _ in _SHAPES.values() for key in keys)
+        keys = ", ".join(key for shape in _SHAPES.values() for key in shape.keys)
         raise Reject("unknown_format", f"none of the keys {keys} is there, only {', '.join(sorted(present)) or 'none'}")
     if len(found) > 1:
         names = ", ".join(f"{key} ({name})" for name, key in found)
@@ -101,15 +115,44 @@ def _prompt(record: dict[str, Any]) -> Turns:
     return [*_system(record), {"role": "user", "content": _str(record, key)}], record.get("tools")
 
 
-_SHAPES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any]], Turns]]] = {
-    "messages": (("messages",), _messages),
-    "sharegpt": (("conversations",), _sharegpt),
-    "alpaca": (("instruction",), _alpaca),
-    "glaive": (("chat",), _glaive),
-    "input_output": (("input",), _input_output),
-    "prompt": (("prompt", "text"), _prompt),
+def _turns(record: dict[str, Any]) -> Turns:
+    # Only the first: the questions after it follow an answer that nobody has given yet.
+    asked = _list(record, "turns")
+    if not asked or not all(isinstance(text, str) for text in asked):
+        raise Reject("bad_field", "`turns` must be a list of the user's questions")
+    return [*_system(record), {"role": "user", "content": asked[0]}], record.get("tools")
+
+
+def _ids(record: dict[str, Any]) -> list[int]:
+    ids = _list(record, "input_ids")
+    if not all(isinstance(id, int) and not isinstance(id, bool) and id >= 0 for id in ids):
+        raise Reject("bad_field", "`input_ids` must be a flat list of token ids")
+    if not ids:
+        raise Reject("empty_prompt", "`input_ids` is empty")
+    if "loss_mask" in record:
+        raise Reject("bad_field", "`loss_mask` marks a finished sequence: give the ids of the prompt alone")
+    return ids
+
+
+class _Shape(NamedTuple):
+    """`keys` a record is known by, what is read `beside` them, and how."""
+
+    keys: tuple[str, ...]
+    beside: tuple[str, ...]
+    turns: Callable[[dict[str, Any]], Turns]
+
+
+_SHAPES: dict[str, _Shape] = {
+    "messages": _Shape(("messages",), ("tools",), _messages),
+    "sharegpt": _Shape(("conversations",), ("system", "tools"), _sharegpt),
+    "alpaca": _Shape(("instruction",), ("input", "history", "system", "tools"), _alpaca),
+    "glaive": _Shape(("chat",), ("system",), _glaive),
+    "input_output": _Shape(("input",), ("system", "tools"), _input_output),
+    "prompt": _Shape(("prompt", "text"), ("system", "tools"), _prompt),
+    "turns": _Shape(("turns",), ("system", "tools"), _turns),
+    "batch": _Shape(("body",), ("method", "url"), _messages),
+    "ids": _Shape(("input_ids",), (), _messages),
 }
-"""{format: (the keys it is known by, its reader)}."""
 
 
 def _system(record: dict[str, Any]) -> list[Any]:

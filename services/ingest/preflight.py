@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from services.ingest import model, request
 from services.ingest.asks import Asks
@@ -13,7 +14,8 @@ from services.ingest.prompts import PromptMaker, Rendered
 from services.ingest.settings import IngestSettings
 from services.ingest.sources import Source, Sources, find_files
 from services.ingest.tokenizer import ChatTokenizer
-from services.kernel.errors import Fatal, Reject
+from services.kernel.errors import Fatal, Reject, SettingsError
+from services.kernel.overlap import Overlap
 
 log = logging.getLogger("tokenhaul.ingest")
 
@@ -25,14 +27,32 @@ _PROBE = [{"role": "user", "content": "Hello"}]
 def prepare(settings: IngestSettings, declared: Sources, label: str) -> dict[str, PromptMaker]:
     """The makers of all sources, for the model of this label, tried on what the files hold. Raises Fatal."""
     facts, tokenizer = model.load(settings), ChatTokenizer(settings.tokenizer)
+    overlaps: dict[tuple[Any, ...], Overlap] = {}
     makers = {}
     for source in declared.sources:
-        asked = request.resolve(source, label, facts, tokenizer)
-        maker = PromptMaker(asked, tokenizer, store_messages=settings.store_messages)
+        maker = PromptMaker(
+            request.resolve(source, label, facts, tokenizer),
+            tokenizer,
+            store_messages=settings.store_messages,
+            overlap=_overlap(source, declared.folder, overlaps),
+        )
         prove_template(maker)
         prove_source(maker, source, declared.folder)
         makers[source.name] = maker
     return makers
+
+
+def _overlap(source: Asks, folder: Path, loaded: dict[tuple[Any, ...], Overlap]) -> Overlap | None:
+    """What the source's prompts must not overlap with; files that several sources name are read once."""
+    if not source.exclude:
+        return None
+    key = (*source.exclude, source.exclude_words)
+    if key not in loaded:
+        try:
+            loaded[key] = Overlap.load([folder / file for file in source.exclude], source.exclude_words)
+        except SettingsError as error:
+            raise SettingsError(f"source {source.name!r}: exclude: {error}") from error
+    return loaded[key]
 
 
 def prove_template(maker: PromptMaker) -> None:
@@ -52,7 +72,9 @@ def prove(maker: PromptMaker, file: str, lines: Sequence[Line]) -> int:
     """Hold the records of `lines` against plain transformers, one by one; how many there were. One proves the maker.
 
     Raises Fatal for the first that differs or has no generation prompt. Refused records are not looked at."""
-    source, tokenizer, rendered = maker.request.source, maker.tokenizer, _rendered(maker, lines)
+    source, tokenizer = maker.request.source, maker.tokenizer
+    asked = [item for item in maker.render(lines) if isinstance(item, Rendered)]
+    rendered = [item for item in asked if item.conversation.ids is None]  # what is given as ids has nothing to differ
     for item, ids in zip(rendered, tokenizer.encode([item.text for item in rendered]), strict=True):
         chat, kwargs = item.conversation, source.chat_template_kwargs
         where = f"{file}, line {item.line.row}"
@@ -66,8 +88,8 @@ def prove(maker: PromptMaker, file: str, lines: Sequence[Line]) -> int:
             bare = tokenizer.render(chat.messages, chat.tools, kwargs, generation_prompt=False)
             if bare == item.text:
                 raise _no_generation_prompt(source, where)
-    maker.proven = maker.proven or bool(rendered)
-    return len(rendered)
+    maker.proven = maker.proven or bool(asked)
+    return len(asked)
 
 
 def prove_source(maker: PromptMaker, source: Source, folder: Path) -> int:
@@ -85,16 +107,6 @@ def prove_source(maker: PromptMaker, source: Source, folder: Path) -> int:
         extra={"action": "preflight", "records": count},
     )  # fmt: skip
     return count
-
-
-def _rendered(maker: PromptMaker, lines: Sequence[Line]) -> list[Rendered]:
-    rendered = []
-    for line in lines:
-        try:
-            rendered.append(maker.render(line))
-        except Reject:
-            continue  # refused by name when its turn comes
-    return rendered
 
 
 def _no_generation_prompt(source: Asks, where: str) -> Fatal:

@@ -6,13 +6,14 @@ chat route of SGLang applies five values of that file; so does `resolve`, with S
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from services.kernel.errors import Fatal
+from services.kernel.errors import Fatal, Reject
 
 FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 DEFAULTS: Mapping[str, Any] = {
@@ -70,20 +71,46 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return values
 
 
+class Share(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One sampling of several: of all prompts, `weight` of the sum of weights are asked this way."""
+
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+
+    def given(self) -> dict[str, Any]:
+        values = super().given()
+        del values["weight"]
+        return values
+
+
 def resolve(
     asked: Sampling, generation: Mapping[str, Any], end_ids: Iterable[int], vocab_size: int, source: str
 ) -> dict[str, Any]:
     """All parameters but max_new_tokens and the seed. What the source asks wins over the model's generation_config.
 
     Raises Fatal for a source with ids outside the vocabulary (an engine may die of them) or with no end id at all."""
-    given = asked.given()
-    stop = sorted(set(end_ids) | set(given.pop("stop_token_ids", ())))
-    ids = [*stop, *map(int, given.get("logit_bias", {}))]
-    if outside := [id for id in ids if id >= vocab_size]:
-        raise Fatal(f"source {source!r}: stop_token_ids or logit_bias name {outside}, beyond vocab_size {vocab_size}")
-    if not stop:
+    try:
+        resolved = merge({**DEFAULTS, **generation, "stop_token_ids": sorted(set(end_ids))}, asked.given(), vocab_size)
+    except Reject as reject:
+        raise Fatal(f"source {source!r}: {reject.detail}") from None
+    if not resolved["stop_token_ids"]:
         raise Fatal(
             f"source {source!r}: neither config.json, generation_config.json nor the tokenizer names an end id, so no "
             "answer would ever end: set TOKENHAUL_INGEST_STOP_TOKEN_IDS"
         )
-    return {**DEFAULTS, **generation, **given, "stop_token_ids": stop}
+    return resolved
+
+
+def merge(resolved: Mapping[str, Any], given: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """`resolved` with what is `given` in its place; stop_token_ids are united. Raises Reject for ids beyond the
+    vocabulary."""
+    stop = sorted({*resolved["stop_token_ids"], *given.get("stop_token_ids", ())})
+    ids = [*stop, *map(int, given.get("logit_bias", {}))]
+    if outside := [id for id in ids if id >= vocab_size]:
+        raise Reject("bad_sampling", f"stop_token_ids or logit_bias name {outside}, beyond vocab_size {vocab_size}")
+    return {**resolved, **given, "stop_token_ids": stop}
+
+
+def chosen(weights: Sequence[float], prompt_id: bytes) -> int:
+    """Which of the weighted samplings a prompt is asked with: the same for the same prompt, whoever asks."""
+    point = int.from_bytes(prompt_id[:8], "big") / 2**64 * sum(weights)
+    return next((n for n, reached in enumerate(accumulate(weights)) if point < reached), len(weights) - 1)

@@ -6,7 +6,7 @@ another prompt. Rendered text is encoded without special tokens, because the tem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ class ChatTokenizer:
         self.templates: list[str] = list(templates.values()) if isinstance(templates, dict) else [templates]
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
         self.added_tokens: frozenset[str] = frozenset(self._tokenizer.get_added_vocab())
+        self._special = {str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special}
         self._files = _hash_files(Path(directory), _canonical.encode(templates))
 
     def render(
@@ -85,6 +86,11 @@ class ChatTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self._rust.decode(list(ids), skip_special_tokens=False))
+
+    def control_tokens(self, tags: Iterable[str]) -> frozenset[str]:
+        """Tokens that steer: the special ones, and of the other added ones those the template writes and `tags`."""
+        written = {token for token in self.added_tokens if token.strip() and any(token in t for t in self.templates)}
+        return frozenset(self._special | written | (self.added_tokens & set(tags)))
 
     def fingerprint(self, kwargs: Mapping[str, Any]) -> str:
         """Of all that makes a prompt of a conversation: the tokenizer's files, the template and its kwargs."""

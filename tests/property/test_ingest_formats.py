@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ingest.asks import Format
 from services.ingest.formats import parse
 from services.kernel.errors import Reject
 
@@ -34,28 +35,35 @@ turns = st.fixed_dictionaries(
     {}, optional={"role": st.sampled_from(WORDS), "from": st.sampled_from(WORDS), "content": values, "value": values,
                   "tool_calls": values}
 )  # fmt: skip
+BODY = {"n": values, "max_tokens": values, "temperature": values, "stop": values, "response_format": values}
 records = st.one_of(
     values,
     st.fixed_dictionaries({"messages": st.lists(turns, max_size=5)}, optional={"tools": values, "id": values}),
     st.fixed_dictionaries({"conversations": st.lists(turns, max_size=5)}, optional={"tools": values}),
     st.fixed_dictionaries({"chat": st.sampled_from(WORDS)}, optional={"system": values}),
+    st.fixed_dictionaries({"body": st.fixed_dictionaries({"messages": st.lists(turns, max_size=5)}, optional=BODY)}),
+    st.fixed_dictionaries({"input_ids": st.lists(values, max_size=5)}),
+    st.fixed_dictionaries({"turns": st.lists(values, max_size=5)}, optional={"system": values}),
     st.fixed_dictionaries({"instruction": values}, optional={"history": values, "input": values}),
 )
-formats = st.sampled_from(["auto", "messages", "sharegpt", "alpaca", "glaive", "input_output", "prompt"])
+each = st.booleans()
+formats = st.sampled_from(get_args(Format))
 
 
-@given(record=records, format=formats)
-def test_any_record_is_asked_or_refused(record: Any, format: Any) -> None:
+@given(record=records, format=formats, each=each)
+def test_any_record_is_asked_or_refused(record: Any, format: Any, each: bool) -> None:
     try:
         line = msgspec.json.encode(record)
     except UnicodeEncodeError:
         return
     try:
-        read = parse(line, format)
+        read = parse(line, format, each=each, metadata="all")
     except Reject:
         return
-    assert read.messages[-1]["role"] in ("user", "tool")
-    assert all(isinstance(message["content"], str) for message in read.messages)
+    assert read.asked
+    for asked in read.asked:
+        assert asked.ids or asked.messages[-1]["role"] in ("user", "tool")
+        assert all(isinstance(message["content"], str) for message in asked.messages)
 
 
 @given(line=st.binary(max_size=60))

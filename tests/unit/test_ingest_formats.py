@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from services.ingest.formats import parse
+from services.ingest.record import Conversation, Own, Record
 from services.kernel.errors import Reject
 from tests.support.ingest import PROMPTS
 
@@ -19,8 +20,13 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 
 
-def conversation(record: Any, format: Any = "auto") -> Any:
-    return parse(msgspec.json.encode(record), format)
+def record_of(record: Any, format: Any = "auto", **asks: Any) -> Record:
+    return parse(msgspec.json.encode(record), format, **asks)
+
+
+def conversation(record: Any, format: Any = "auto") -> Conversation:
+    (asked,) = record_of(record, format).asked
+    return asked
 
 
 def refusal(record: Any, format: Any = "auto") -> Reject:
@@ -32,14 +38,14 @@ def refusal(record: Any, format: Any = "auto") -> Reject:
 @pytest.mark.parametrize("file", PROMPTS, ids=lambda file: file.stem)
 def test_shipped_prompts_are_read_whole(file: Path) -> None:
     for line in file.read_bytes().splitlines():
-        read = parse(line, "auto")
+        (read,) = parse(line, "auto").asked
         assert read.messages[-1]["role"] in ("user", "tool")
 
 
 def test_messages_keep_the_users_id_and_lose_only_the_trailing_answer() -> None:
     turns = [{"role": "system", "content": "Be brief"}, USER, {"role": "assistant", "content": "Ho"}]
-    read = conversation({"id": 7, "messages": turns})
-    assert (read.messages, read.tools, read.id) == (turns[:2], None, "7")
+    read = record_of({"id": 7, "messages": turns})
+    assert read == Record(asked=[Conversation(turns[:2], None)], id="7", conversation_id="7")
 
 
 def test_tool_calls_reach_the_template_as_objects_and_null_content_as_empty_text() -> None:
@@ -236,3 +242,118 @@ def test_every_reason_is_explained_in_the_docs() -> None:
     docs = (ROOT / "docs" / "formats.md").read_text()
     explained = set(re.findall(r"^\| `(\w+)` \|", docs.partition("## Refusals")[2], re.MULTILINE))
     assert raised == explained
+
+
+def test_each_turn_of_the_assistant_is_asked_with_what_was_said_before() -> None:
+    turns = [
+        {"role": "system", "content": "Be brief"}, USER, {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "ok"}, ASSISTANT, ASSISTANT, USER, ASSISTANT,
+    ]  # fmt: skip
+    asked = record_of({"messages": turns}, each=True).asked
+    assert [len(one.messages) for one in asked] == [2, 4, 7]
+    assert [one.turn for one in asked] == [0, 1, 3]
+    assert record_of({"messages": turns}).asked == asked[-1:]
+    open_end = record_of({"messages": turns[:7]}, each=True).asked
+    assert [len(one.messages) for one in open_end] == [2, 4, 7]
+
+
+def test_each_prefix_is_asked_or_the_record_is_refused() -> None:
+    turns = [USER, {"role": "system", "content": "x"}, ASSISTANT, USER]
+    with pytest.raises(Reject, match="no_user_turn: the last turn is the system's"):
+        record_of({"messages": turns}, each=True)
+    assert len(record_of({"messages": turns}).asked) == 1
+
+
+def test_the_first_of_a_list_of_turns_is_asked() -> None:
+    record = {"question_id": 81, "category": "writing", "turns": ["Hi", "Rewrite it"], "system": "Be brief"}
+    read = record_of(record)
+    assert (read.id, read.conversation_id) == ("81", "81")
+    assert read.asked == [Conversation([{"role": "system", "content": "Be brief"}, USER], None)]
+
+
+def test_ids_are_taken_as_they_are() -> None:
+    assert record_of({"id": "a", "input_ids": [5, 6]}).asked == [Conversation([], None, ids=[5, 6])]
+
+
+@pytest.mark.parametrize(
+    ("record", "id", "group"),
+    [
+        ({"id": 7, "uuid": "u"}, "7", "7"),
+        ({"id": "", "uuid": "u"}, "u", "u"),
+        ({"id": "row-7", "conversation_id": 3}, "row-7", "3"),
+        ({"conversation_id": "c"}, None, "c"),
+        ({}, None, None),
+    ],
+)
+def test_ids_of_records_and_of_conversations(record: dict[str, Any], id: str | None, group: str | None) -> None:
+    read = record_of({"prompt": "Hi", **record})
+    assert (read.id, read.conversation_id) == (id, group)
+
+
+def test_unknown_columns_are_metadata_on_request() -> None:
+    record = {"id": 1, "prompt": "Hi", "system": "x", "topic": {"a": [1]}, "score": 0.5, "none": None}
+    assert record_of(record).metadata == {}
+    assert record_of(record, metadata=["score", "missing"]).metadata == {"score": 0.5}
+    assert record_of(record, metadata="all").metadata == {"topic": {"a": [1]}, "score": 0.5, "none": None}
+
+
+def batch_line(**body: Any) -> dict[str, Any]:
+    url = "/v1/chat/completions"
+    return {"custom_id": "r1", "method": "POST", "url": url, "body": {"model": "m", "messages": [USER], **body}}
+
+
+@pytest.mark.parametrize(
+    ("body", "own"),
+    [
+        ({}, Own()),
+        ({"temperature": 0.2, "top_p": None, "stop": ["END"]}, Own({"temperature": 0.2, "stop": ["END"]})),
+        ({"max_tokens": 5, "n": 3, "seed": 1, "stream": True}, Own({}, 5, 3)),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, Own({}, 6)),
+        (
+            {"min_tokens": 2, "top_k": 0},
+            Own({"min_new_tokens": 2, "top_k": -1}),
+        ),
+        ({"response_format": {"type": "text"}, "tool_choice": "auto"}, Own()),
+        ({"response_format": {"type": "json_object"}}, Own({"json_schema": '{"type":"object"}'})),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string"}}}},
+            Own({"json_schema": '{"type":"string"}'}),
+        ),
+    ],
+)
+def test_a_batch_line_asks_with_its_own_sampling(body: dict[str, Any], own: Own) -> None:
+    read = record_of(batch_line(**body))
+    assert (read.id, read.own) == ("r1", own)
+    assert read.asked == [Conversation([USER], None)]
+
+
+def test_tools_of_a_batch_line_are_asked_unless_it_chooses_none() -> None:
+    assert record_of(batch_line(tools=[FUNCTION])).asked[0].tools == [{"type": "function", "function": FUNCTION}]
+    assert record_of(batch_line(tools=[FUNCTION], tool_choice="none")).asked[0].tools is None
+
+
+@pytest.mark.parametrize(
+    ("record", "reason", "detail"),
+    [
+        (batch_line(max_tokens=0), "bad_sampling", "body: Expected `int` >= 1 - at `$.max_tokens`"),
+        (batch_line(temperature="hot"), "bad_sampling", "`$.temperature`"),
+        (batch_line(best_of=2), "bad_sampling", "body.best_of is no sampling parameter SGLang knows"),
+        (batch_line(tool_choice="required"), "bad_sampling", "body.tool_choice 'required' cannot be asked"),
+        (batch_line(response_format={"type": "xml"}), "bad_sampling", "body.response_format of type 'xml'"),
+        (batch_line(messages=[]), "no_user_turn", "no turn of the user"),
+        ({**batch_line(), "url": "/v1/embeddings"}, "bad_field", "only requests to /chat/completions are read"),
+        ({"body": "Hi"}, "bad_field", "`body` must be an object"),
+        ({"turns": []}, "bad_field", "`turns` must be a list of the user's questions"),
+        ({"turns": [{"content": "Hi"}]}, "bad_field", "`turns` must be a list of the user's questions"),
+        ({"input_ids": [[1]]}, "bad_field", "`input_ids` must be a flat list of token ids"),
+        ({"input_ids": [-1]}, "bad_field", "`input_ids` must be a flat list of token ids"),
+        ({"input_ids": []}, "empty_prompt", "`input_ids` is empty"),
+        ({"input_ids": [1], "loss_mask": [0]}, "bad_field", "`loss_mask` marks a finished sequence"),
+        ({"input_ids": [1], "prompt": "Hi"}, "ambiguous_format", "prompt (prompt), input_ids (ids)"),
+        ({"prompt": "Hi", "conversation_id": [1]}, "bad_field", "`conversation_id` must be text or an integer"),
+    ],
+)
+def test_what_newer_shapes_cannot_ask_is_refused_by_name(record: Any, reason: str, detail: str) -> None:
+    reject = refusal(record)
+    assert reject.reason == reason
+    assert detail in reject.detail

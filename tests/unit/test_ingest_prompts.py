@@ -119,3 +119,64 @@ def test_a_prompt_larger_than_a_message_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_a_batch_of_nothing_is_nothing() -> None:
     assert maker().make("s.jsonl", []) == Made([], [], Counter())
+
+
+def test_every_turn_is_a_prompt_of_one_conversation() -> None:
+    made = make(chat("Hi", "Ho", "More", "Well"), turns="each", samples=2)
+    assert [(prompt.turn, prompt.sample_index) for prompt in made] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len({prompt.conversation_id for prompt in made}) == 1
+    (alone,) = make(chat("Hi"))
+    assert made[0].prompt_ids == alone.prompt_ids
+
+
+def test_ids_given_are_the_prompt() -> None:
+    given = [151, 9, 49151]
+    (prompt,) = make({"id": "a", "input_ids": given}, chat_template_kwargs={"thinking": False}, directory=KIMI)
+    assert prompt.prompt_ids == given
+    assert (prompt.messages, prompt.tools, prompt.chat_template_kwargs) == (None, None, {})
+    assert prompt.conversation_id == "a"
+    assert prompt.reasoning is not None
+    assert not prompt.reasoning.opened
+    (opened,) = make({"input_ids": [*given, 163606]}, directory=KIMI)
+    assert opened.reasoning is not None
+    assert opened.reasoning.opened
+
+
+def test_metadata_arrives() -> None:
+    (prompt,) = make({"prompt": "Hi", "topic": "a", "score": 1}, metadata=["topic"])
+    assert prompt.metadata == {"topic": "a"}
+
+
+def test_a_batch_line_wins_over_its_source() -> None:
+    body = {"messages": chat("Hi")["messages"], "temperature": 0.2, "max_tokens": 7, "n": 2, "stop_token_ids": [9]}
+    made = make({"custom_id": "r", "body": body}, sampling={"temperature": 0.9, "top_p": 0.5})
+    assert [prompt.sample_index for prompt in made] == [0, 1]
+    sampling = made[0].sampling
+    assert (sampling["temperature"], sampling["top_p"], sampling["max_new_tokens"]) == (0.2, 0.5, 7)
+    assert sampling["stop_token_ids"] == [2, 9]
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({"stop_token_ids": [49152]}, "bad_sampling: stop_token_ids or logit_bias name [49152], beyond vocab_size"),
+        ({"min_tokens": 65}, "bad_sampling: min_new_tokens 65 is above max_new_tokens 64"),
+    ],
+)
+def test_what_a_batch_line_cannot_ask_of_the_model_is_refused(body: dict[str, Any], detail: str) -> None:
+    made = maker().make("s.jsonl", lines({"body": {**chat("Hi"), **body}}))
+    letter = Decoder(DeadLetter).decode(made.letters[0].value)
+    assert f"{letter.reason}: {letter.detail}".startswith(detail)
+
+
+def test_a_mix_of_samplings_is_shared_out_by_weight_and_stays_with_its_prompt() -> None:
+    mix = [{"weight": 3, "temperature": 0.5}, {"temperature": 1.5}]
+    records = [chat(f"Question {n}") for n in range(400)]
+    used = maker(sampling=mix, samples=2)
+    first = decoded(used.make("s.jsonl", lines(*records)))
+    cool = [prompt for prompt in first if prompt.sampling["temperature"] == 0.5]
+    assert 500 < len(cool) < 700  # 600 of 800
+    assert all("weight" not in prompt.sampling for prompt in first)
+    assert len({(p.conversation_id, p.sampling["temperature"]) for p in first}) == 400
+    again = decoded(used.make("t.jsonl", lines(*reversed(records))))
+    assert {prompt.id for prompt in again} == {prompt.id for prompt in first}

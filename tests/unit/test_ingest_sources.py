@@ -70,7 +70,18 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         ("sampling: {min_new_tokens: 11}", "sampling.min_new_tokens is above max_new_tokens"),
         ("sampling: greedy", "`$.sampling`"),
         ("samples: 0", "Expected `int` >= 1 - at `$.samples`"),
-        ("turns: each", "Invalid enum value 'each' - at `$.turns`"),
+        ("turns: all", "Invalid enum value 'all' - at `$.turns`"),
+        ("sampling: [{weight: 0}]", "Expected `float` > 0.0 - at `$.sampling[0].weight`"),
+        ("sampling: []", "Expected `array` of length >= 1 - at `$.sampling`"),
+        ("sampling: [{temperatur: 1}]", "unknown sampling parameter 'temperatur'; allowed are temperature"),
+        ("sampling: [{n: 1}]", "sampling.n cannot be set"),
+        ("sampling: [{min_new_tokens: 11}]", "sampling.min_new_tokens is above max_new_tokens"),
+        ("control_tokens: maybe", "Invalid enum value 'maybe' - at `$.control_tokens`"),
+        ("max_prompt_tokens: 0", "Expected `int` >= 1 - at `$.max_prompt_tokens`"),
+        ("min_room: 0", "Expected `int` >= 1 - at `$.min_room`"),
+        ("exclude: {a: b}", "at `$.exclude`"),
+        ("exclude_words: 4", "Expected `int` >= 5 - at `$.exclude_words`"),
+        ("metadata: some", "at `$.metadata`"),
         ("format: csv", "Invalid enum value 'csv' - at `$.format`"),
         ("reasoning: {open: x}", "missing required field `close`"),
         ("reasoning: {open: ' ', close: x}", "`$.reasoning.open`"),
@@ -114,7 +125,7 @@ def test_dates_and_numbers_as_keys_are_taken_as_they_are_written(tmp_path: Path)
     text = FULL.replace("{thinking: false}", "{date: 2026-07-26}").replace("temperature: 1", "logit_bias: {5: 1}")
     source = load(declare(tmp_path, text)).sources[1]
     assert source.chat_template_kwargs == {"date": "2026-07-26"}
-    assert source.asked_sampling.logit_bias == {"5": 1.0}
+    assert source.samplings == [(1.0, Sampling(temperature=None, top_p=None, stop=["END"], logit_bias={"5": 1.0}))]
 
 
 def test_two_sources_of_one_name_and_a_missing_file(tmp_path: Path) -> None:

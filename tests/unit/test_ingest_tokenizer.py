@@ -13,10 +13,11 @@ from transformers import AutoTokenizer
 from schemas.prompts import Prompt, Reasoning
 from services.ingest import preflight
 from services.ingest.lines import Line
+from services.ingest.prompts import Refused
 from services.ingest.sources import Source
 from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.codec import Decoder
-from services.kernel.errors import Fatal, Reject
+from services.kernel.errors import Fatal
 from tests.support.ingest import KIMI, PROMPTS, SMOLLM2, chat, lines, maker, tokenizer, with_template
 
 TOOLS = [{"name": "look_up", "parameters": {"type": "object", "properties": {}}}]
@@ -136,8 +137,9 @@ def test_calls_a_template_leaves_out_are_refused(tmp_path: Path, calls: list[Any
 
 def test_what_a_template_raises_is_told(tmp_path: Path) -> None:
     directory = with_template("{{ raise_exception('roles must alternate') }}", tmp_path)
-    with pytest.raises(Reject, match="template_error: TemplateError: roles must alternate"):
-        maker(directory).render(lines(chat("Hi"))[0])
+    (refused,) = maker(directory).render(lines(chat("Hi")))
+    assert isinstance(refused, Refused)
+    assert str(refused.reject) == "template_error: TemplateError: roles must alternate"
 
 
 def test_a_conversation_rendered_to_nothing_is_refused(tmp_path: Path) -> None:
@@ -218,7 +220,7 @@ def test_a_model_that_knows_no_tags_has_no_reasoning() -> None:
 
 
 def test_tags_beyond_the_vocabulary_are_refused() -> None:
-    with pytest.raises(Fatal, match=r"reasoning tags have ids \[49152\], beyond vocab_size 49152"):
+    with pytest.raises(Fatal, match=r"reasoning\.close: ids \[49152\] are beyond vocab_size 49152"):
         maker(SMOLLM2, reasoning={"open": [1], "close": [49152]})
 
 
@@ -261,7 +263,10 @@ def test_preflight_stops_without_a_generation_prompt(tmp_path: Path) -> None:
 
 
 def test_preflight_stops_where_a_record_gets_no_generation_prompt(tmp_path: Path) -> None:
-    template = "{{ messages[0].content }}{% if add_generation_prompt and messages|length == 1 %}A:{% endif %}"
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt and messages|length == 1 %}A:{% endif %}"
+    )
     directory = with_template(template, tmp_path)
     preflight.prove(maker(directory), "s.jsonl", lines(chat("Hi")))
     with pytest.raises(Fatal, match=r"adds nothing to the rendered prompt \(s\.jsonl, line 2\)"):

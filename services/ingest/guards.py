@@ -1,0 +1,127 @@
+"""What would spoil a prompt without anybody noticing, looked for in every record."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from services.ingest.asks import Asks
+from services.ingest.reasoning import ReasoningTags
+from services.ingest.record import Conversation
+from services.ingest.tokenizer import ChatTokenizer
+from services.kernel.errors import Reject
+from services.kernel.overlap import Overlap, user_texts
+
+_PLAIN_NAME = re.compile(r"[\w.-]+")
+_PREFIX = 3
+_ASIDE = "\N{WHITE SQUARE}"
+
+
+class ControlTokens:
+    """Finds control tokens in text: special tokens of the vocabulary, and those of its added tokens that the chat
+    template writes or that mark reasoning. Typed by a user they would become the control ids themselves."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        # By their beginnings: some vocabularies have thousands.
+        by_prefix: dict[str, list[str]] = defaultdict(list)
+        for token in sorted(set(tokens)):
+            by_prefix[token[:_PREFIX]].append(token)
+        self._by_prefix = {prefix: tuple(tokens) for prefix, tokens in by_prefix.items()}
+        self._begin = re.compile(f"(?={'|'.join(map(re.escape, by_prefix)) or '(?!)'})")
+
+    def find(self, text: str) -> str | None:
+        """The first control token in `text`."""
+        for match in self._begin.finditer(text):
+            start = match.start()
+            for size in range(1, _PREFIX + 1):
+                tokens = self._by_prefix.get(text[start : start + size], ())
+                if text.startswith(tokens, start):
+                    return next(token for token in tokens if text.startswith(token, start))
+        return None
+
+
+class Guards:
+    """The guards of one source. Threads may share them."""
+
+    def __init__(
+        self, source: Asks, tokenizer: ChatTokenizer, reasoning: ReasoningTags | None, overlap: Overlap | None
+    ) -> None:
+        self._source, self._tokenizer, self._overlap = source, tokenizer, overlap
+        self._reads_tools = "tools" in tokenizer.template_variables()
+        tags = [] if reasoning is None else [reasoning.open_text, reasoning.close_text]
+        self._control = ControlTokens(tokenizer.control_tokens(tags)) if source.control_tokens == "reject" else None
+
+    def before(self, chat: Conversation) -> None:
+        """What can be seen in the messages. Raises Reject."""
+        if self._control:
+            self._refuse_control_tokens(chat, self._control)
+        self.overlap(user_texts(chat.messages))
+
+    def overlap(self, texts: Sequence[str]) -> None:
+        """Raises Reject for a prompt that asks a benchmark's question: it is not paid for, and not trained on."""
+        if self._overlap and (found := self._overlap.find(texts)):
+            raise Reject("excluded", f"overlaps with {found}")
+
+    def after(self, chat: Conversation, messages: str, text: str) -> None:
+        """What can be seen only in the rendered text. `messages` is their JSON. Raises Reject."""
+        self._refuse_dropped_turns(chat, text)
+        self._refuse_dropped_tools(chat, messages, text)
+        self._refuse_dropped_calls(chat, text)
+
+    def _refuse_control_tokens(self, chat: Conversation, control: ControlTokens) -> None:
+        said = [(f"turn {n}", m["content"]) for n, m in enumerate(chat.messages, 1) if m["role"] != "assistant"]
+        if chat.tools:
+            said.append(("tools", msgspec.json.encode(chat.tools).decode()))
+        for where, content in said:
+            if token := control.find(content):
+                raise Reject(
+                    "control_token",
+                    f"{where} says {token!r}, which would become that control token itself (`control_tokens: allow` "
+                    "in the source lets it)",
+                )
+
+    def _refuse_dropped_turns(self, chat: Conversation, text: str) -> None:
+        for number, message in enumerate(chat.messages):
+            content = message["content"].strip()
+            if message["role"] == "assistant" or not content or content in text:
+                continue
+            # A template may write it in another form: whether it looks at it at all, another content tells.
+            other = [*chat.messages[:number], {**message, "content": _ASIDE + content}, *chat.messages[number + 1 :]]
+            if self._same_text(text, other, chat.tools):
+                turn = f"turn {number + 1}, the {message['role']}'s"
+                raise Reject("turn_ignored", f"the chat template leaves {turn}, out of the prompt")
+
+    def _refuse_dropped_tools(self, chat: Conversation, messages: str, text: str) -> None:
+        if not chat.tools or self._source.tools == "ignore":
+            return
+        if self._reads_tools:
+            names = [tool["function"]["name"] for tool in chat.tools]
+            if any(_PLAIN_NAME.fullmatch(name) and name in text and name not in messages for name in names):
+                return  # it can only come from the tools: no need to render twice
+            if not self._same_text(text, chat.messages, None):
+                return
+        raise Reject(
+            "tools_ignored",
+            "the chat template leaves the tools out of the prompt: the model would not know them "
+            "(`tools: ignore` in the source asks without them)",
+        )
+
+    def _refuse_dropped_calls(self, chat: Conversation, text: str) -> None:
+        calls = [call for message in chat.messages for call in message.get("tool_calls", ())]
+        if not calls:
+            return
+        # Kimi's template shows a call by its id (functions.NAME:N), others by its name.
+        shown = all(call["function"]["name"] in text or str(call.get("id", "\0")) in text for call in calls)
+        without = [{key: value for key, value in m.items() if key != "tool_calls"} for m in chat.messages]
+        if not shown or self._same_text(text, without, chat.tools):
+            raise Reject("tool_calls_ignored", "the chat template leaves tool calls of earlier turns out of the prompt")
+
+    def _same_text(self, text: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> bool:
+        try:
+            return self._tokenizer.render(messages, tools, self._source.chat_template_kwargs) == text
+        except Reject:
+            return False  # the template cannot do without
