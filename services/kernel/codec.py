@@ -10,7 +10,7 @@ import zstandard
 from services.kernel.errors import Reject
 
 MAX_DECODED_BYTES = 256 * 1024 * 1024
-LEVEL = 3
+LEVEL = 6
 
 T = TypeVar("T")
 

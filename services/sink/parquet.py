@@ -35,7 +35,7 @@ _DICTIONARY = [
 ]
 # What readers choose rows by.
 _STATISTICS = ["prompt_length", "output_length", "revision", "created_at", "generated_at", "kafka_offset"]
-_LEVEL = 3
+_LEVEL = 6
 _GROUP_TOKENS = 4 * 1024 * 1024
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.bench.table import Line, machine, read, show, write
 
-BENCHES = ("generator",)
+BENCHES = ("sizes", "generator")
 LONG: tuple[str, ...] = ()
 
 
