@@ -49,13 +49,15 @@ class Halt(msgspec.Struct, tag="halt.v1", frozen=True, kw_only=True, omit_defaul
 
 
 class Spent(msgspec.Struct, tag="spent.v1", frozen=True, kw_only=True, omit_defaults=True):
-    """What one generator process has made in an epoch. The sum over all is what a budget is held against."""
+    """What one generator has made in an epoch. The sum over all is what a budget is held against. `stopped`: it obeys
+    the halt of that epoch and has nothing in flight any more."""
 
     member: str
     epoch: int
     rows: int
     output_tokens: int
     since: float
+    stopped: bool = False
 
 
 class Probe(msgspec.Struct, frozen=True):

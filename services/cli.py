@@ -13,13 +13,13 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from services.generator.settings import GeneratorSettings
+from services.generator.settings import BUDGETS, GeneratorSettings
 from services.ingest.settings import IngestSettings
 from services.kernel import lifecycle
 from services.kernel.errors import SettingsError
 from services.kernel.kafka import KafkaSettings
 from services.kernel.lifecycle import ProcessSettings
-from services.kernel.settings import Settings, refuse_unknown
+from services.kernel.settings import Settings, add_options, given_options, refuse_unknown
 from services.sink.settings import SinkSettings
 
 SETTINGS: tuple[type[Settings], ...] = (
@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.{how}")
         if name in _SERVICES:
             command.add_argument("--until-idle", action="store_true", help="end when this run's work is done")
+            if name == "generate":
+                add_options(command, GeneratorSettings, BUDGETS)
         elif argv[:1] == [name]:
             importlib.import_module(room).configure(command)
     arguments = parser.parse_args(argv)
@@ -72,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.status
     if arguments.command in _SERVICES:
         make = importlib.import_module(_SERVICES[arguments.command][1]).make
-        return lifecycle.run(make, os.environ, until_idle=arguments.until_idle)
+        given = given_options(arguments, GeneratorSettings, BUDGETS) if arguments.command == "generate" else {}
+        return lifecycle.run(make, os.environ | given, until_idle=arguments.until_idle)
     return int(importlib.import_module(_TOOLS[arguments.command][1]).command(arguments))
 
 

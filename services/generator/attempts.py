@@ -25,7 +25,7 @@ from services.generator.engines import Engines
 from services.generator.metrics import GeneratorMetrics
 from services.generator.settings import GeneratorSettings
 from services.generator.sglang import Request
-from services.kernel.errors import Reject, Retry
+from services.kernel.errors import Reject, Retry, Stopped
 from services.kernel.retry import Backoff
 
 log = logging.getLogger("tokenhaul.generator")
@@ -89,8 +89,8 @@ class Attempts:
                 return  # the engine gives no more, or there is no more room
             try:
                 outputs.append(await self._output(prompt, trail, so_far))
-            except Reject as reject:  # what there is stays: a truncated output is worth more than none
-                log.info("record %s not continued: %s", prompt.id.hex(), reject, extra={"action": "continue"})
+            except (Reject, Stopped) as error:  # what there is stays: a truncated output is worth more than none
+                log.info("record %s not continued: %s", prompt.id.hex(), error, extra={"action": "continue"})
                 return
 
     def _room(self, prompt: Prompt, generated: int) -> int:
@@ -103,7 +103,7 @@ class Attempts:
         backoff = Backoff(base=0.5, cap=30.0)
         while True:
             alone = trail.deaths >= self._settings.deaths
-            async with self._engines.place(alone=alone) as engine:
+            async with self._engines.place(alone=alone, begun=bool(trail.rids)) as engine:
                 if not trail.rids:
                     self._metrics.placed(time.monotonic() - trail.began)
                 if self._cancelled(prompt.source, prompt.created_at):

@@ -19,19 +19,33 @@ from services.kernel.publisher import Publisher
 
 
 class Budget:
-    """This process's part of it."""
+    """This process's part of it. `instance`: its name among the generators, if it keeps one over restarts."""
 
-    def __init__(self, settings: GeneratorSettings, view: ControlView, publisher: Publisher, topic: str) -> None:
+    def __init__(
+        self, settings: GeneratorSettings, view: ControlView, publisher: Publisher, topic: str, instance: str
+    ) -> None:
         self._settings, self._view, self._publisher, self._topic = settings, view, publisher, topic
         self._encoder = Encoder()
-        self._member = uuid.uuid4().hex
-        self._begin(view.halt.epoch)
+        self._limited = bool(settings.max_rows or settings.max_output_tokens or settings.max_hours)
+        self._member = instance or uuid.uuid4().hex
+        self._obeyed = False
         self._told: Spent | None = None
+        self._start(view.halt.epoch)
 
     @property
     def halted(self) -> bool:
         """No prompt may be taken in."""
         return self._view.halt.halted
+
+    @property
+    def stopped(self) -> bool:
+        """Halted, nothing in flight any more, and all have been told."""
+        return self.halted and self._told is not None and self._told.stopped
+
+    def closed(self) -> bool:
+        """Whether no prompt may be taken in; asked before each poll. Only what was answered here is told to others."""
+        self._obeyed = self.halted
+        return self._obeyed
 
     def add(self, outcome: Outcome) -> None:
         """An outcome is on its topic."""
@@ -39,28 +53,43 @@ class Budget:
             self._rows += 1
             self._output_tokens += len(outcome.output_ids)
 
-    async def tick(self) -> None:
-        """Tell what was made, and halt the group if that is enough. Does nothing where no budget is set."""
-        if not (self._settings.max_rows or self._settings.max_output_tokens or self._settings.max_hours):
-            return
+    async def begin(self) -> None:
+        """Before the first prompt: whoever waits for the group to stop must know of this process."""
+        if self._limited:
+            await self._tell(stopped=False)
+
+    async def tick(self, in_flight: int) -> None:
+        """Tell what was made, and halt the group if that is enough. Nothing is told where no budget is set."""
         if self._view.halt.epoch != self._epoch:
-            self._begin(self._view.halt.epoch)
+            self._start(self._view.halt.epoch)
+        if not (self._limited or self.halted):
+            return
+        await self._tell(stopped=self.halted and self._obeyed and not in_flight)
+        reason = self._exceeded(self._view.spent())
+        if reason and not self.halted:
+            await self._write(HALT_KEY, Halt(halted=True, epoch=self._epoch, reason=reason, created_at=time.time()))
+
+    async def _tell(self, *, stopped: bool) -> None:
         mine = Spent(
             member=self._member,
             epoch=self._epoch,
             rows=self._rows,
             output_tokens=self._output_tokens,
             since=self._since,
+            stopped=stopped,
         )
         if mine != self._told:
             await self._write(spent_key(self._member), mine)
             self._told = mine
-        reason = self._exceeded([spent for spent in self._view.spent() if spent.member != self._member] + [mine])
-        if reason and not self.halted:
-            await self._write(HALT_KEY, Halt(halted=True, epoch=self._epoch, reason=reason, created_at=time.time()))
+            self._view.update(spent_key(self._member), mine)
 
-    def _begin(self, epoch: int) -> None:
-        self._epoch, self._rows, self._output_tokens, self._since = epoch, 0, 0, time.time()
+    def _start(self, epoch: int) -> None:
+        """Count from nothing, or from where the process of this name was when it ended in this epoch."""
+        before = next((spent for spent in self._view.spent() if spent.member == self._member), None)
+        self._epoch = epoch
+        self._rows = before.rows if before else 0
+        self._output_tokens = before.output_tokens if before else 0
+        self._since = before.since if before else time.time()
 
     def _exceeded(self, spent: list[Spent]) -> str:
         """Which limit is reached; empty when none is."""

@@ -8,10 +8,10 @@ import os
 import sys
 import time
 
-from schemas.control import HALT_KEY, Cancel, Control, Halt, cancel_key
-from services.kernel import logs, topics
-from services.kernel.codec import Decoder, Encoder, schema_of
-from services.kernel.errors import Reject, TokenhaulError
+from schemas.control import HALT_KEY, Cancel, Halt, cancel_key
+from services.kernel import control, logs, topics
+from services.kernel.codec import Encoder, schema_of
+from services.kernel.errors import TokenhaulError
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.settings import load
 
@@ -27,7 +27,7 @@ def command(arguments: argparse.Namespace) -> int:
     logs.configure("auto", "info")
     try:
         kafka = Kafka(load(KafkaSettings, os.environ))
-        print(asyncio.run(_cancel(kafka, arguments.source) if arguments.command == "cancel" else _resume(kafka)))
+        print(asyncio.run(_cancel(kafka, arguments.source) if arguments.command == "cancel" else resume(kafka)))
     except TokenhaulError as error:
         print(*(f"tokenhaul: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
         return error.status
@@ -40,17 +40,10 @@ async def _cancel(kafka: Kafka, source: str) -> str:
     return f"prompts of {source} that are not generated yet will fail as cancelled"
 
 
-async def _resume(kafka: Kafka) -> str:
+async def resume(kafka: Kafka) -> str:
+    """Lift a halt; what there is to say about it."""
     await topics.check(kafka)
-    decoder: Decoder[Control] = Decoder(Control)  # type: ignore[arg-type]
-    halt = Halt(halted=False, epoch=0, created_at=0.0)
-    async for record in kafka.read_all(kafka.topics.control):
-        if record.key == HALT_KEY:
-            try:
-                message = decoder.decode(record.value)
-            except Reject as reject:
-                raise TokenhaulError(f"{record.topic}, offset {record.offset}: {reject.detail}") from reject
-            halt = message if isinstance(message, Halt) else halt
+    halt = (await control.read(kafka)).halt
     if not halt.halted:
         return "the generators are not halted"
     await _write(kafka, HALT_KEY, Halt(halted=False, epoch=halt.epoch + 1, created_at=time.time()))

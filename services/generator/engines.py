@@ -18,11 +18,13 @@ _LEAST_CAPACITY = 64
 
 
 class Engines:
-    """The pool. Whoever changes what an engine takes calls `hand_out`."""
+    """The pool. Whoever changes what an engine takes calls `hand_out`. `paused`: only who has begun gets a place."""
 
     def __init__(self) -> None:
         self.all: list[Engine] = []
-        self._waiting: deque[asyncio.Future[Engine]] = deque()
+        self.paused = False
+        self._begun: deque[asyncio.Future[Engine]] = deque()
+        self._new: deque[asyncio.Future[Engine]] = deque()
         self._one_suspect = asyncio.Lock()
         self._released = asyncio.Event()
         self._closed = False
@@ -32,19 +34,25 @@ class Engines:
         """Requests in flight when every engine is full."""
         return max(_LEAST_CAPACITY, sum(engine.window.limit for engine in self.all if not engine.retired))
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for their first place: no engine has heard of them."""
+        return sum(not place.done() for place in self._new)
+
     @asynccontextmanager
-    async def place(self, *, alone: bool = False) -> AsyncIterator[Engine]:
+    async def place(self, *, alone: bool = False, begun: bool = False) -> AsyncIterator[Engine]:
         """A place on the least busy engine, as soon as there is one; `alone`: on an engine with nothing else of ours in
-        flight, whose work is let finish first, one at a time. Raises Stopped when the pool is closed."""
+        flight, whose work is let finish first, one at a time; `begun`: it had one before, and goes before those that
+        had none. Raises Stopped when the pool is closed."""
         if not alone:
-            engine = await self._acquire()
+            engine = await self._acquire(begun)
             try:
                 yield engine
             finally:
                 self._release(engine)
             return
         async with self._one_suspect:
-            engine = await self._acquire()
+            engine = await self._acquire(begun)
             engine.reserved = True
             try:
                 while engine.in_flight > 1:
@@ -55,11 +63,11 @@ class Engines:
                 engine.reserved = False
                 self._release(engine)
 
-    async def _acquire(self) -> Engine:
+    async def _acquire(self, begun: bool = False) -> Engine:
         if self._closed:
             raise Stopped("no new requests: the generator is ending")
         place: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        (self._begun if begun else self._new).append(place)
         self.hand_out()
         try:
             return await place
@@ -76,20 +84,25 @@ class Engines:
     def close(self) -> None:
         """Give no more places: who waits for one, or asks for one, gets Stopped."""
         self._closed = True
-        while self._waiting:
-            place = self._waiting.popleft()
+        for place in [*self._begun, *self._new]:
             if not place.done():
                 place.set_exception(Stopped("no new requests: the generator is ending"))
 
     def hand_out(self) -> None:
         """Give free places to those who wait."""
-        while self._waiting:
-            if self._waiting[0].done():  # cancelled while it waited
-                self._waiting.popleft()
-                continue
+        while (waiting := self._next_queue()) is not None:
             free = [engine for engine in self.all if engine.free]
             if not free:
                 return
             engine = min(free, key=lambda engine: engine.in_flight)
             engine.in_flight += 1
-            self._waiting.popleft().set_result(engine)
+            waiting.popleft().set_result(engine)
+
+    def _next_queue(self) -> deque[asyncio.Future[Engine]] | None:
+        """Whose turn it is. None when nobody waits who may have a place."""
+        for queue in (self._begun, self._new):
+            while queue and queue[0].done():  # cancelled while it waited
+                queue.popleft()
+            if queue and not (self.paused and queue is self._new):
+                return queue
+        return None

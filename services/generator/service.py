@@ -7,9 +7,7 @@ watermark of each partition, with what is done beyond it, is committed every sec
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from itertools import groupby
@@ -18,27 +16,17 @@ from aiokafka import ConsumerRecord
 
 from schemas.prompts import Prompt
 from schemas.sequences import Outcome
-from services.generator import sglang
-from services.generator.attempts import Attempts
-from services.generator.budget import Budget
-from services.generator.engines import Engines
 from services.generator.metrics import GeneratorMetrics
-from services.generator.offsets import Offsets
-from services.generator.outcomes import Outcomes, undecodable
+from services.generator.outcomes import undecodable
 from services.generator.settings import GeneratorSettings
-from services.generator.watch import Watch
-from services.kernel import control, topics
+from services.generator.wiring import Parts, connect
 from services.kernel.codec import Decoder
-from services.kernel.control import ControlView
 from services.kernel.errors import Reject, Stopped
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.lifecycle import Context
-from services.kernel.publisher import Publisher
 from services.kernel.security import ca_context
 from services.kernel.settings import load
 from services.kernel.watermark import Tracker
-
-log = logging.getLogger("tokenhaul.generator")
 
 _COMMIT_SECONDS = 1.0
 
@@ -51,76 +39,50 @@ def make(environ: Mapping[str, str]) -> Generator:
 class Generator:
     """One generator process."""
 
-    _attempts: Attempts
-    _budget: Budget
-    _offsets: Offsets
-    _outcomes: Outcomes
-
     def __init__(self, settings: GeneratorSettings, kafka: Kafka) -> None:
         self.metrics = GeneratorMetrics()
         self._settings, self._kafka = settings, kafka
-        self._engines = Engines()
-        self._decoder = Decoder(Prompt)
         self._trust = ca_context("TOKENHAUL_GENERATOR_CA_FILE", settings.ca_file) if settings.ca_file else None
-        self._tasks: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)
+        self._decoder = Decoder(Prompt)
 
     async def run(self, context: Context) -> None:
         """Connect everything, then generate until stopped or until this run is idle."""
-        kafka, settings = self._kafka, self._settings
-        context.health.set_ready(because=f"waiting for Kafka at {kafka.address}")
+        context.health.set_ready(because=f"waiting for Kafka at {self._kafka.address}")
         async with AsyncExitStack() as stack:
-            dataset = await topics.check(kafka)
-            view = await stack.enter_async_context(control.following(kafka, context.spawn))
-            admin = await stack.enter_async_context(kafka.started(kafka.admin))
-            consumer = await stack.enter_async_context(
-                kafka.started(lambda: kafka.consumer(kafka.topics.generator_group, "read_committed"))
-            )
-            publisher = await stack.enter_async_context(
-                Publisher(kafka, context.spawn, self.metrics.producers_replaced.inc)
-            )
-            http = await stack.enter_async_context(sglang.http_client(self._trust, settings.api_key))
-            self._outcomes = Outcomes(publisher, kafka.topics.sequences, dataset.partitions)
-            self._budget = Budget(settings, view, publisher, kafka.topics.control)
-            self._attempts = Attempts(settings, self._engines, http, self.metrics, view.cancelled)
-            self._offsets = Offsets(
-                kafka.topics, consumer, admin, context.fail, self._cancel, self.metrics, from_start=settings.from_start
-            )
-            stack.push_async_callback(self._offsets.member.close)
+            parts = await connect(self._settings, self._kafka, self._trust, self.metrics, context, stack)
             context.begin()
-            context.spawn(kafka.watch(context.health))
-            watch = Watch(settings, dataset.model, view.probes, self._engines, http, self.metrics)
-            stack.push_async_callback(_ended, context.spawn(watch.run()))  # before its client is closed under it
-            self._offsets.member.subscribe()
-            await self._loop(context, view)
-            await self._drain(context.process.drain_seconds)
+            context.spawn(self._kafka.watch(context.health))
+            parts.offsets.member.subscribe()
+            await self._loop(context, parts)
+            await self._drain(context, parts)
 
-    async def _loop(self, context: Context, view: ControlView) -> None:
+    async def _loop(self, context: Context, parts: Parts) -> None:
         idle = asyncio.Event()
-        context.spawn(self._every_second(context, view, idle))
-        member = self._offsets.member
+        context.spawn(self._every_second(context, parts, idle))
+        member, engines, in_flight = parts.offsets.member, parts.engines, parts.in_flight
         while not (context.stopping.is_set() or idle.is_set()):
             context.health.beat()
             context.health.set_ready(because="" if member.loaded else "no partition is assigned and loaded yet")
-            with_room = [p for p, tracker in member.states.items() if tracker.room_for(tracker.high + 1)]
+            engines.paused = parts.budget.closed()
             # Twice what the engines hold: a place that gets free is filled at once, without a turn through Kafka.
-            room = 0 if self._budget.halted else 2 * self._engines.capacity - self._in_flight
+            room = 0 if engines.paused else 2 * engines.capacity - len(in_flight)
+            with_room = [p for p, tracker in member.states.items() if tracker.room_for(tracker.high + 1)]
             records = await member.poll(room, with_room)
             for partition, group in groupby(records, key=lambda record: record.partition):
-                self._admit(context, partition, {record.offset: record for record in group})
-            await self._offsets.note_positions()
+                self._admit(parts, partition, {record.offset: record for record in group})
+            await parts.offsets.note_positions()
 
-    def _admit(self, context: Context, partition: int, records: dict[int, ConsumerRecord]) -> None:
-        tracker = self._offsets.member.states[partition]
+    def _admit(self, parts: Parts, partition: int, records: dict[int, ConsumerRecord]) -> None:
+        """Begin with what is new; what is done or being worked on already is left alone."""
+        tracker = parts.offsets.member.states[partition]
         taken, rewind = tracker.take(records)
         if rewind is not None:
-            self._offsets.member.seek(partition, rewind)
+            parts.offsets.member.seek(partition, rewind)
         for offset in taken:
-            task = context.spawn(self._work(tracker, records[offset]))
-            self._tasks[partition].add(task)
-            task.add_done_callback(self._tasks[partition].discard)
-        self.metrics.taken(len(taken), self._in_flight)
+            parts.in_flight.start(partition, self._work(parts, tracker, records[offset]))
+        self.metrics.taken(len(taken), len(parts.in_flight))
 
-    async def _work(self, tracker: Tracker, record: ConsumerRecord) -> None:
+    async def _work(self, parts: Parts, tracker: Tracker, record: ConsumerRecord) -> None:
         began = time.monotonic()
         try:
             prompt = self._decoder.decode(record.value)
@@ -128,45 +90,31 @@ class Generator:
             outcome: Outcome = undecodable(record, reject)
         else:
             try:
-                outcome = await self._attempts.outcome(prompt)
+                outcome = await parts.attempts.outcome(prompt)
             except Stopped:
                 return  # never sent, so nothing is lost: whoever comes next takes it up
-        await self._outcomes.publish(outcome)
+        await parts.outcomes.publish(outcome)
         tracker.done(record.offset)
-        self._budget.add(outcome)
-        self.metrics.finished(outcome, self._in_flight, time.monotonic() - began)
+        parts.budget.add(outcome)
+        self.metrics.finished(outcome, len(parts.in_flight), time.monotonic() - began)
 
-    async def _every_second(self, context: Context, view: ControlView, idle: asyncio.Event) -> None:
+    async def _every_second(self, context: Context, parts: Parts, idle: asyncio.Event) -> None:
+        """Commit, keep to the budget, and find out whether all is done."""
         while not idle.is_set():
             await asyncio.sleep(_COMMIT_SECONDS)
-            await self._offsets.commit()
-            await self._budget.tick()
-            self.metrics.halted.set(self._budget.halted)
-            if not context.until_idle or self._in_flight:
-                continue
-            ingest_done = view.idle(context.process.run_id) is not None
-            if self._budget.halted or (ingest_done and await self._offsets.all_done()):
+            await parts.offsets.commit()
+            await parts.budget.tick(len(parts.in_flight) - parts.engines.waiting)
+            self.metrics.halted.set(parts.budget.halted)
+            if context.until_idle and (parts.budget.stopped or await self._all_done(context, parts)):
                 idle.set()
 
-    async def _drain(self, seconds: float) -> None:
-        """Let what is in flight finish within `seconds`; the rest is generated again by whoever comes next."""
-        self._engines.close()
-        tasks: set[asyncio.Task[None]] = set().union(*self._tasks.values())
-        if tasks:
-            _, unfinished = await asyncio.wait(tasks, timeout=seconds)
-            log.info("%d of %d ended in time", len(tasks) - len(unfinished), len(tasks), extra={"action": "drain"})
-        await self._offsets.commit()
+    async def _all_done(self, context: Context, parts: Parts) -> bool:
+        ingest_done = parts.view.idle(context.process.run_id) is not None
+        return ingest_done and not parts.in_flight and await parts.offsets.all_done()
 
-    def _cancel(self, partition: int) -> None:
-        """The partition went to somebody else. Cancelling closes the connections: the engines stop generating."""
-        for task in self._tasks.pop(partition, ()):
-            task.cancel()
-
-    @property
-    def _in_flight(self) -> int:
-        return sum(map(len, self._tasks.values()))
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async def _drain(self, context: Context, parts: Parts) -> None:
+        """Send nothing new, let what is in flight finish in time; the rest is generated again by whoever comes next."""
+        parts.engines.close()
+        await parts.in_flight.finish(context.process.drain_seconds)
+        await parts.offsets.commit()
+        await parts.budget.tick(len(parts.in_flight))

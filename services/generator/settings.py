@@ -8,6 +8,9 @@ from msgspec import Meta
 
 from services.kernel.settings import Secret, Settings
 
+BUDGETS = ("max_output_tokens", "max_rows", "max_hours")
+"""Settings that are options of the commands, too: they differ from one start to the next."""
+
 
 class GeneratorSettings(Settings, frozen=True, kw_only=True):
     """Engines and how they are asked."""

@@ -7,6 +7,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
+from aiokafka import ConsumerRecord
+
 from schemas.control import HALT_KEY, PROBES_KEY, Cancel, Control, Halt, Idle, Probes, Spent, cancel_key, idle_key
 from services.kernel.codec import Decoder
 from services.kernel.errors import Reject
@@ -47,9 +49,35 @@ class ControlView:
         epoch = self.halt.epoch
         return [message for message in self._latest.values() if isinstance(message, Spent) and message.epoch == epoch]
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a halt is obeyed by all: every generator that counts in this epoch has nothing in flight any more."""
+        spent = self.spent()
+        return self.halt.halted and bool(spent) and all(each.stopped for each in spent)
+
     def update(self, key: bytes, message: Control) -> None:
         """A newer message of `key`."""
         self._latest[key] = message
+
+
+async def read(kafka: Kafka) -> ControlView:
+    """What is said now."""
+    view, decoder = ControlView(), _decoder()
+    async for record in kafka.read_all(kafka.topics.control):
+        _take(view, decoder, record)
+    return view
+
+
+def _decoder() -> Decoder[Control]:
+    return Decoder(Control)  # type: ignore[arg-type]
+
+
+def _take(view: ControlView, decoder: Decoder[Control], record: ConsumerRecord) -> None:
+    try:
+        view.update(record.key, decoder.decode(record.value))
+    except Reject as reject:
+        # A newer version may write messages this one does not know: say so and go on.
+        log.warning("control message ignored: %s", reject.detail, extra={"offset": record.offset})
 
 
 @asynccontextmanager
@@ -57,8 +85,7 @@ async def following(
     kafka: Kafka, spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 ) -> AsyncIterator[ControlView]:
     """A view that keeps up with the control topic while inside; `spawn` runs what follows it (Context.spawn)."""
-    view = ControlView()
-    decoder: Decoder[Control] = Decoder(Control)  # type: ignore[arg-type]
+    view, decoder = ControlView(), _decoder()
     async with kafka.started(kafka.admin) as admin:
         partitions = await kafka.patiently(lambda: partitions_of(admin, kafka.topics.control))
     async with kafka.started(lambda: kafka.consumer(None, "read_committed")) as consumer:
@@ -70,11 +97,7 @@ async def following(
         async def take(timeout_ms: int) -> None:
             for records in (await consumer.getmany(timeout_ms=timeout_ms)).values():
                 for record in records:
-                    try:
-                        view.update(record.key, decoder.decode(record.value))
-                    except Reject as reject:
-                        # A newer version may write messages this one does not know: say so and go on.
-                        log.warning("control message ignored: %s", reject.detail, extra={"offset": record.offset})
+                    _take(view, decoder, record)
 
         async def follow() -> None:
             while True:

@@ -16,7 +16,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, for_code
 from msgspec import Meta
 
 from services.kernel.errors import Fatal, Stopped
@@ -28,6 +28,7 @@ from services.kernel.settings import Secret, Settings
 log = logging.getLogger("tokenhaul.kafka")
 
 _WATCH_SECONDS = 5.0
+_NO_SUCH_GROUP = 69
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_VALUE_BYTES = MAX_MESSAGE_BYTES - 4096
 """What a message may hold, with room for headers and the batch around it."""
@@ -253,6 +254,15 @@ async def group_offsets(
     """What `group` committed: {partition: (offset, metadata)}; a partition it never committed is left out."""
     answer = await admin.list_consumer_group_offsets(group, partitions=list(partitions))
     return {tp.partition: (value.offset, value.metadata) for tp, value in answer.items() if value.offset >= 0}
+
+
+async def has_members(admin: AIOKafkaAdminClient, group: str) -> bool:
+    """Whether anybody is in `group`. Raises KafkaError."""
+    (answer,) = await admin.describe_consumer_groups([group])
+    ((code, _, state, *_),) = answer.groups
+    if code and code != _NO_SUCH_GROUP:
+        raise for_code(code)(group)
+    return state not in ("Empty", "Dead")
 
 
 async def caught_up(admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, group: str, topic: str) -> bool:

@@ -7,6 +7,7 @@ the messages and the README's table are made.
 
 from __future__ import annotations
 
+import argparse
 import re
 import types
 from collections.abc import Iterable, Mapping
@@ -91,6 +92,22 @@ def describe(cls: type[Settings]) -> list[Setting]:
         )
         for name, hint in _hints(cls).items()
     ]
+
+
+def add_options(parser: argparse.ArgumentParser, cls: type[Settings], names: Iterable[str]) -> None:
+    """Options of a command for some settings of `cls`: --max-rows stands for the variable that ends in MAX_ROWS."""
+    described = dict(zip(cls.__struct_fields__, describe(cls), strict=True))
+    for name in names:
+        setting = described[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", metavar="N", help=f"{setting.description} ({setting.variable})"
+        )
+
+
+def given_options(arguments: argparse.Namespace, cls: type[Settings], names: Iterable[str]) -> dict[str, str]:
+    """The variables that the options given stand for."""
+    given = {cls.PREFIX + name.upper(): getattr(arguments, name) for name in names}
+    return {variable: text for variable, text in given.items() if text is not None}
 
 
 def refuse_unknown(environ: Mapping[str, str], known: Iterable[type[Settings]]) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 from aiokafka import ConsumerRecord
 
-from schemas.control import Control, Idle, idle_key
+from schemas.control import Idle
 from schemas.dead import DeadLetter
-from services.kernel import topics
+from services.generator.command import resume
+from services.kernel import control, topics
 from services.kernel.codec import Decoder
 from services.kernel.errors import Fatal
 from services.kernel.kafka import Kafka, KafkaSettings
@@ -43,6 +44,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kafka: str | None
     partitions: int
     sources: Path
+    limits: dict[str, str] = {}
+    """Budgets of the generator, by variable."""
+    resume: bool = False
+    """Lift the halt of an earlier run."""
 
     @property
     def prefix(self) -> str:
@@ -60,6 +65,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     dead: list[DeadLetter]
     seconds: float
     restarts: dict[str, int]
+    halted: str
+    """Which budget has stopped the generators; empty when none has."""
 
 
 def run(plan: Plan) -> Result:
@@ -70,7 +77,7 @@ def run(plan: Plan) -> Result:
     try:
         kafka = Kafka(KafkaSettings(bootstrap=[_start_kafka(plan, infrastructure)], prefix=plan.prefix))
         engines = plan.engines or [_start_engine(plan, infrastructure)]
-        asyncio.run(_create_topics(plan, kafka))
+        asyncio.run(_prepare(plan, kafka))
         run_id = uuid.uuid4().hex
         with Progress(_log(plan, "generate")) as progress:
             for name in ("ingest", "generate", "sink"):
@@ -141,7 +148,7 @@ def _start_service(plan: Plan, name: str, kafka: Kafka, engines: list[str], run_
     if not plan.engines:
         settings["TOKENHAUL_GENERATOR_MODEL_PATH"] = _ENGINE_MODEL
         settings["TOKENHAUL_INGEST_CONTEXT_LENGTH"] = str(_ENGINE_CONTEXT)
-    return Child(name, [*_TOKENHAUL, name, "--until-idle"], _log(plan, name), os.environ | settings)
+    return Child(name, [*_TOKENHAUL, name, "--until-idle"], _log(plan, name), os.environ | settings | plan.limits)
 
 
 _TOKENHAUL = (sys.executable, "-m", "services.cli")
@@ -151,20 +158,20 @@ def _log(plan: Plan, name: str) -> Path:
     return plan.out / ".run" / f"{name}.log"
 
 
-async def _create_topics(plan: Plan, kafka: Kafka) -> None:
+async def _prepare(plan: Plan, kafka: Kafka) -> None:
     async with kafka.started(kafka.admin) as admin:
         brokers = len((await admin.describe_cluster())["brokers"])
     replication = min(3, brokers)
     dataset = topics.new_dataset(plan.dataset, plan.model, plan.partitions)
     await topics.create(kafka, dataset, replication, min_isr=2 if replication == 3 else 1)
+    if plan.resume:
+        await resume(kafka)
 
 
 async def _idle_mark(kafka: Kafka, run_id: str) -> Idle:
     """What ingest wrote when it ended. Raises Fatal when it did not."""
-    decoder: Decoder[Control] = Decoder(Control)  # type: ignore[arg-type]
-    marks = [record async for record in kafka.read_all(kafka.topics.control) if record.key == idle_key(run_id)]
-    mark = decoder.decode(marks[-1].value) if marks else None
-    if not isinstance(mark, Idle):
+    mark = (await control.read(kafka)).idle(run_id)
+    if mark is None:
         raise Fatal(f"no idle mark of run {run_id} in {kafka.topics.control}, although ingest ended well")
     return mark
 
@@ -180,5 +187,6 @@ async def _result(kafka: Kafka, run_id: str, seconds: float, children: list[Chil
         published=len({_id(record) async for record in kafka.read_all(kafka.topics.prompts)}),
         dead=[letters.decode(record.value) async for record in kafka.read_all(kafka.topics.dead)],
         seconds=seconds,
+        halted=(await control.read(kafka)).halt.reason,
         restarts={child.name: child.restarts for child in children if child.restarts},
     )

@@ -45,6 +45,9 @@ def show(plan: Plan, result: Result) -> int:
         f"{loss.changed} would have come back as other ids when encoded again."
     )
     broken = _broken_promises(result, report)
+    if result.halted:
+        waiting = result.published - _ended(report)
+        console.print(f"[yellow]halted[/yellow]: {result.halted}; {waiting} prompts wait, --resume goes on with them")
     for line in broken:
         console.print(f"[red]✗[/red] {escape(line)}")
     if not broken:
@@ -54,13 +57,18 @@ def show(plan: Plan, result: Result) -> int:
 
 
 def _broken_promises(result: Result, report: Report) -> list[str]:
-    ended = report.rows + sum(report.failures.values())
+    ended = _ended(report)
     broken = [str(problem) for problem in report.problems]
-    if ended != result.published:
+    if ended > result.published or (ended < result.published and not result.halted):
         broken.append(f"{result.published} prompts are on the topic, {ended} ended as a row or a failure")
-    if not report.rows:
+    if not report.rows and not result.halted:
         broken.append("not a single row was made")
     return broken
+
+
+def _ended(report: Report) -> int:
+    """Prompts that are a row or a failure."""
+    return report.rows + sum(report.failures.values())
 
 
 def _table(plan: Plan, result: Result, report: Report) -> Table:

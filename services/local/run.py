@@ -20,8 +20,10 @@ from typing import Any
 
 import yaml
 
+from services.generator.settings import BUDGETS, GeneratorSettings
 from services.kernel import logs
 from services.kernel.errors import SettingsError, TokenhaulError
+from services.kernel.settings import add_options, given_options, load
 from services.local import pipeline, report
 from services.local.pipeline import Plan
 from services.sink.chain import DATASET_FILE
@@ -62,6 +64,8 @@ def add_places(parser: argparse.ArgumentParser) -> None:
         help="tokenizer files, config.json and generation_config.json of the model",
     )
     parser.add_argument("--model", metavar="LABEL", help="label of the model in the dataset (default: name of DIR)")
+    add_options(parser, GeneratorSettings, BUDGETS)
+    parser.add_argument("--resume", action="store_true", help="go on where one of these limits has stopped a run")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a Kafka of your own (default: one node is started)")
     parser.add_argument("--out", metavar="DIR", help="where the dataset goes (default: out/<time>)")
     parser.add_argument("--partitions", type=positive, default=4, metavar="N", help="partitions (default %(default)s)")
@@ -107,6 +111,8 @@ def _plan(arguments: argparse.Namespace, sources: Sources) -> Iterator[Plan]:
         raise SettingsError("--engine needs --tokenizer DIR: the prompts must be tokenised as that engine's model does")
     if arguments.tokenizer and not arguments.engine:
         raise SettingsError("--tokenizer needs --engine URL: the local engine has a model and a tokenizer of its own")
+    limits = given_options(arguments, GeneratorSettings, BUDGETS)
+    load(GeneratorSettings, {"TOKENHAUL_GENERATOR_ENGINES": "http://any", **limits})  # refused here, if at all
     tokenizer = (arguments.tokenizer or LOCAL_TOKENIZER).resolve()
     for name in ("config.json", "tokenizer_config.json"):
         if not (tokenizer / name).is_file():
@@ -130,6 +136,8 @@ def _plan(arguments: argparse.Namespace, sources: Sources) -> Iterator[Plan]:
             kafka=arguments.kafka,
             partitions=arguments.partitions,
             sources=target,
+            limits=limits,
+            resume=arguments.resume,
         )
 
 

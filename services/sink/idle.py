@@ -10,7 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from services.kernel.control import ControlView
-from services.kernel.kafka import Kafka, caught_up
+from services.kernel.kafka import Kafka, caught_up, has_members
 
 log = logging.getLogger("tokenhaul.sink")
 
@@ -18,10 +18,11 @@ _ASK_SECONDS = 1.0
 
 
 class Upstream:
-    """Idle when ingest has published all of this run, and the generators have published all outcomes of that.
+    """Idle when ingest has published all of this run, and the generators have published all outcomes of that; or when a
+    budget has halted the generators and nothing is in flight any more.
 
-    A generator commits after its outcomes are acknowledged: once it has caught up, the ends of the sequences topic read
-    from then on are final."""
+    A generator commits, and says that it has stopped, after its outcomes are acknowledged: the ends of the sequences
+    topic read from then on are final."""
 
     def __init__(
         self, kafka: Kafka, view: ControlView, admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, run_id: str
@@ -32,11 +33,22 @@ class Upstream:
 
     async def idle(self) -> bool:
         """Asks Kafka at most once a second; True stays True."""
-        if not self._idle and time.monotonic() - self._asked >= _ASK_SECONDS and self._view.idle(self._run_id):
+        if not self._idle and time.monotonic() - self._asked >= _ASK_SECONDS:
             self._asked = time.monotonic()
-            topics = self._kafka.topics
             try:
-                self._idle = await caught_up(self._admin, self._consumer, topics.generator_group, topics.prompts)
+                self._idle = await self._all_done() or await self._halted()
             except KafkaError as error:
                 log.warning("not known whether anything is to come: %r", error, extra={"action": "idle"})
         return self._idle
+
+    async def _all_done(self) -> bool:
+        topics = self._kafka.topics
+        return self._view.idle(self._run_id) is not None and await caught_up(
+            self._admin, self._consumer, topics.generator_group, topics.prompts
+        )
+
+    async def _halted(self) -> bool:
+        """One that was killed never says that it has stopped: then it is enough that nobody is left."""
+        return self._view.stopped or (
+            self._view.halt.halted and not await has_members(self._admin, self._kafka.topics.generator_group)
+        )

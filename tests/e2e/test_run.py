@@ -137,6 +137,29 @@ def test_run_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
         assert set(generations(log).values()) == {1}
 
 
+def test_a_budget_ends_a_run_and_resume_goes_on(tmp_path: Path) -> None:
+    """Also a generator that is killed before it could say that it has stopped."""
+    with fake_engine(tmp_path, "--slots", "4", "--latency", "0.4") as (url, log):
+        arguments = [
+            "run", prompts(tmp_path, 120), "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER,
+            "--model", "fake", "--out", tmp_path / "out",
+        ]  # fmt: skip
+        run = tokenhaul(*arguments, "--max-rows", 60, TOKENHAUL_GENERATOR_WINDOW="4")
+        wait_for(partial(_generated, log, 30), 60)
+        kill(children(run.pid)["generate"])
+        output, _ = run.communicate(timeout=100)
+        assert run.returncode == 0, output
+        rows = verify(tmp_path / "out").rows
+        assert 60 <= rows < 100
+        assert "halted: max_rows 60 reached: 6" in output, output
+        assert f"; {120 - rows} prompts wait, --resume goes on" in output.replace("\n", " "), output
+        run = tokenhaul(*arguments, "--resume")
+        output, _ = run.communicate(timeout=100)
+        assert run.returncode == 0, output
+        assert "halted" not in output
+        assert verify(tmp_path / "out", LOCAL_TOKENIZER).rows == 120
+
+
 @pytest.mark.parametrize("after", ["start", "work"])
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, after: str) -> None:
     file = prompts(tmp_path, 2000)
@@ -188,6 +211,7 @@ def test_the_local_engine_answers_in_place_of_a_real_one(tmp_path: Path, broker:
         (["--max-new-tokens", 8, "--engine", "http://127.0.0.1:1"], "--engine needs --tokenizer DIR"),
         (["--max-new-tokens", 8, "--tokenizer", LOCAL_TOKENIZER], "--tokenizer needs --engine URL"),
         (["--max-new-tokens", 0], "0 is not at least 1"),
+        (["--max-new-tokens", 8, "--max-rows", "many"], "MAX_ROWS='many' is not allowed: it takes an integer >= 0"),
         ([], "--max-new-tokens N is required"),
         (["--max-new-tokens", 8, "/no/where.jsonl"], "no such file: /no/where.jsonl"),
     ],

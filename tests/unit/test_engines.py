@@ -99,6 +99,24 @@ async def test_a_suspect_has_an_engine_for_itself() -> None:
         assert (await innocent).in_flight == 1, "and then it is everybody's again"
 
 
+async def test_a_paused_pool_serves_only_who_has_begun() -> None:
+    engines = pool(A, window=1)
+    async with engines.place():
+        new = asyncio.create_task(engines._acquire())
+        await turns()
+        retried = asyncio.create_task(engines._acquire(begun=True))
+        await turns()
+        engines.paused = True
+        assert engines.waiting == 1
+    engines._release(await retried)
+    await turns()
+    assert not new.done(), "no engine hears of it while a budget is used up"
+    engines.paused = False
+    engines.hand_out()
+    assert (await new).url == A
+    assert engines.waiting == 0
+
+
 async def test_a_closed_pool_gives_no_more_places() -> None:
     engines = pool(A, window=1)
     async with engines.place():

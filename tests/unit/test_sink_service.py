@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaTimeoutError
 
-from schemas.control import Idle, idle_key
+from schemas.control import HALT_KEY, Halt, Idle, Spent, idle_key, spent_key
 from services.kernel import lifecycle
 from services.kernel.control import ControlView
 from services.kernel.errors import Retry
@@ -134,6 +134,34 @@ async def test_upstream_is_idle_after_the_mark_and_the_generators(monkeypatch: p
     view.update(idle_key("run"), Idle(run="run", sources={}, created_at=0.0))
     assert [await upstream.idle() for _ in range(4)] == [False, False, True, True]
     assert asked == ["test.generator test.prompts"] * 3
+
+
+async def test_upstream_is_idle_when_a_budget_has_halted_all_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    anybody = True
+
+    async def has_members(admin: object, group: str) -> bool:
+        assert group == "test.generator"
+        return anybody
+
+    monkeypatch.setattr(idle, "has_members", has_members)
+    monkeypatch.setattr(idle, "_ASK_SECONDS", 0.0)
+    view = ControlView()
+
+    def spent(member: str, *, stopped: bool, epoch: int = 1) -> None:
+        made = Spent(member=member, epoch=epoch, rows=1, output_tokens=1, since=0.0, stopped=stopped)
+        view.update(spent_key(member), made)
+
+    spent("of another epoch", stopped=False, epoch=0)
+    spent("a", stopped=True)
+    spent("b", stopped=False)
+    assert not await Upstream(KAFKA, view, None, FakeConsumer(), "run").idle()
+    view.update(HALT_KEY, Halt(halted=True, epoch=1, created_at=0.0))
+    assert not await Upstream(KAFKA, view, None, FakeConsumer(), "run").idle(), "b has prompts in flight"
+    anybody = False
+    assert await Upstream(KAFKA, view, None, FakeConsumer(), "run").idle(), "b was killed"
+    anybody = True
+    spent("b", stopped=True)
+    assert await Upstream(KAFKA, view, None, FakeConsumer(), "run").idle()
 
 
 class Producer:
