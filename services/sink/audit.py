@@ -18,7 +18,7 @@ from services.kernel.store import Store
 from services.sink import exclusions, rowchecks
 from services.sink.chain import SHARD, folder, join, shard_name, starts
 from services.sink.exclusions import Exclusions
-from services.sink.parquet import TOKEN_COLUMNS, DamagedShard, Footer, damage_named, open_shard
+from services.sink.parquet import TOKEN_COLUMNS, DamagedShard, Footer, check_seal, damage_named, open_shard
 from services.sink.report import Report
 from services.sink.rerender import Rerender
 from services.sink.rows import SCHEMA
@@ -77,11 +77,13 @@ class Audit:
         self._report.shards += 1
         try:
             with self._store.open(join(self._folder, file)) as source:
-                self._report.bytes += source.seek(0, io.SEEK_END)
-                shard, footer = open_shard(source, "the file")
-                self._footer(partition, start, file, shard, footer)
-                with damage_named("the file"):
-                    self._rows(partition, file, shard, footer)
+                data = source.read()  # in one request: all of it is looked at
+            self._report.bytes += len(data)
+            shard, footer = open_shard(io.BytesIO(data), "the file")
+            check_seal(data, "the file")
+            self._footer(partition, start, file, shard, footer)
+            with damage_named("the file"):
+                self._rows(partition, file, shard, footer)
         except (DamagedShard, Retry) as error:
             partition.tail = None
             self._report.problem(file, None, str(error))

@@ -174,4 +174,5 @@ class Chain:
             writer=self._writer,
             attempt=uuid.uuid4().hex,
             created_at=time.time(),
+            sealed=True,
         )

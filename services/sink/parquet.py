@@ -1,12 +1,18 @@
 """A shard as bytes: a Parquet file whose footer says what part of the chain it is.
 
-The footer is JSON in the file's key-value metadata under FOOTER_KEY.
+The footer is JSON in the file's key-value metadata under FOOTER_KEY. Before the metadata, where no Parquet reader
+looks, stands a seal: digests of all bytes before it and of all bytes after it. Parquet has checksums of pages only; of
+damaged metadata Arrow makes other rows, or ends the process.
+
+    PAR1 | pages | seal: mark, digest of what is before, digest of what is behind | metadata | its length | PAR1
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import BinaryIO
 
 import msgspec
@@ -15,6 +21,7 @@ import pyarrow.parquet as pq
 
 from services.kernel.errors import Fatal
 from services.kernel.seen import Ids, pack
+from services.kernel.store import Data
 from services.sink.rows import SCHEMA, Row, table
 
 FOOTER_KEY = "tokenhaul"
@@ -37,6 +44,12 @@ _DICTIONARY = [
 _STATISTICS = ["prompt_length", "output_length", "revision", "created_at", "generated_at", "kafka_offset"]
 _LEVEL = 6
 _GROUP_TOKENS = 4 * 1024 * 1024
+
+_MARK = b"\x00tokenhaul\xff\x00\xfe\x01seal"
+_DIGEST_BYTES = 16
+_SEAL_BYTES = len(_MARK) + 2 * _DIGEST_BYTES
+_ENDING_BYTES = 8  # of a Parquet file: the length of the metadata, PAR1
+_TAIL_BYTES = 64 * 1024  # read at once, in the hope that the metadata is in it
 
 
 class Footer(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +75,7 @@ class Footer(msgspec.Struct, frozen=True, kw_only=True):
     writer: str
     attempt: str
     created_at: float
+    sealed: bool = False
 
 
 class DamagedShard(Fatal):
@@ -84,7 +98,7 @@ def encode(rows: Sequence[Row], footer: Footer) -> memoryview:
             tokens = sum(len(row.input_ids) for row in rows)
             writer.write_table(table(rows), row_group_size=max(1, len(rows) * _GROUP_TOKENS // tokens))
         writer.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer).decode()})
-    return memoryview(sink.getvalue()).cast("B")  # Arrow says "b", which obstore does not take for bytes
+    return _seal(memoryview(sink.getvalue()))
 
 
 @contextmanager
@@ -99,18 +113,64 @@ def damage_named(name: str) -> Iterator[None]:
 def open_shard(file: BinaryIO, name: str) -> tuple[pq.ParquetFile, Footer]:
     """The Parquet file (page checksums are verified when it is read) and its footer. Raises DamagedShard."""
     with damage_named(name):
+        sealed, tail = _tail(file)
+        if tail is None:
+            raise DamagedShard(f"{name} is torn or damaged: its metadata is not what was written")
+        metadata = pq.read_metadata(pa.BufferReader(tail))
         # Ranges that lie together are fetched together: on an object store every read is a request.
-        shard = pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=True)
-        text = (shard.metadata.metadata or {}).get(FOOTER_KEY.encode())
+        shard = pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True, pre_buffer=True)
+        text = (metadata.metadata or {}).get(FOOTER_KEY.encode())
     if text is None:
         raise DamagedShard(f"{name} is a Parquet file, but no shard of tokenhaul")
     try:
         footer = msgspec.json.decode(text, type=Footer)
     except msgspec.DecodeError as error:
         raise DamagedShard(f"{name} has a footer that cannot be read: {error}") from error
+    if footer.sealed and not sealed:
+        raise DamagedShard(f"{name} is damaged: its seal is gone")
     if footer.schema > VERSION:
         raise DamagedShard(f"{name} was written by a newer tokenhaul (schema {footer.schema}, known is {VERSION})")
     return shard, footer
+
+
+def check_seal(data: bytes, name: str) -> None:
+    """Raise DamagedShard unless all bytes before the metadata are what was written. Shards from before there were seals
+    have only their pages' checksums."""
+    length = _ENDING_BYTES + int.from_bytes(data[-_ENDING_BYTES:-4], "little")
+    seal = data[-length - _SEAL_BYTES : -length]
+    if (
+        seal.startswith(_MARK)
+        and _digest(memoryview(data)[: -length - _SEAL_BYTES]) != seal[len(_MARK) : -_DIGEST_BYTES]
+    ):
+        raise DamagedShard(f"{name} is damaged: its pages are not what was written")
+
+
+def _seal(data: memoryview) -> memoryview:
+    at = len(data) - _ENDING_BYTES - int.from_bytes(data[-_ENDING_BYTES:-4], "little")
+    pages, tail = data[:at], data[at:]
+    return memoryview(b"".join((pages, _MARK, _digest(pages), _digest(tail), tail)))
+
+
+def _tail(file: BinaryIO) -> tuple[bool, bytes | None]:
+    """Whether there is a seal, and the metadata to the end of the file; None when that is not what was sealed."""
+    size = file.seek(0, io.SEEK_END)
+    wanted = _TAIL_BYTES
+    while True:
+        start = max(0, size - wanted)
+        file.seek(start)
+        data = file.read(size - start)
+        length = _ENDING_BYTES + int.from_bytes(data[-_ENDING_BYTES:-4], "little")
+        if (mark := data.rfind(_MARK)) >= 0:  # wherever: the length may be what is damaged
+            tail = data[mark + _SEAL_BYTES :]
+            intact = len(tail) == length and _digest(tail) == data[mark + len(_MARK) + _DIGEST_BYTES :][:_DIGEST_BYTES]
+            return True, tail if intact else None
+        if length + _SEAL_BYTES <= len(data) or not start:
+            return False, data[-length:]
+        wanted = length + _SEAL_BYTES
+
+
+def _digest(data: Data) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def row_ids(shard: pq.ParquetFile) -> Ids:

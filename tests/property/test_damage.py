@@ -1,4 +1,4 @@
-"""Bits flip anywhere in a shard: verify names the file or nothing of it was lost, and a sink trips over no damage."""
+"""Bits flip anywhere in a shard: verify names the file, and a sink trips over none of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,23 +29,18 @@ def shard() -> Iterator[Path]:
         yield next(dataset.rglob("*.parquet"))
 
 
-# The file's own footer is a fifth of it, and no checksum guards it: half of the flips go there.
-@settings(max_examples=400)
-@given(
-    places=st.lists(st.floats(0, 1, exclude_max=True) | st.floats(0.75, 1, exclude_max=True), min_size=1, max_size=4),
-    bits=st.integers(0, 7),
-)
-def test_damage_is_named_or_harmless(shard: Path, places: list[float], bits: int) -> None:
-    whole, table = shard.read_bytes(), pq.read_table(shard)
+# The metadata is a quarter of this file: half of the flips go there.
+@settings(max_examples=300)
+@given(place=st.floats(0, 1, exclude_max=True) | st.floats(0.75, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_damage_is_named(shard: Path, place: float, bit: int) -> None:
+    whole = shard.read_bytes()
     damaged = bytearray(whole)
-    for place in places:
-        damaged[int(place * len(whole))] ^= 1 << bits
+    damaged[int(place * len(whole))] ^= 1 << bit
     shard.write_bytes(damaged)
     try:
-        report = verify(shard.parent.parent)
-        assert all(problem.file.endswith(shard.name) for problem in report.problems)
-        if report.ok:
-            assert pq.read_table(shard).equals(table)
+        problems = verify(shard.parent.parent).problems
+        assert problems
+        assert all(problem.file.endswith(shard.name) for problem in problems)
         chain = Chain(LocalStore(shard.parent.parent.parent), DATASET, 0, "writer")
         with suppress(Fatal):
             chain.refresh()

@@ -80,11 +80,11 @@ def footer_of(shard: pq.ParquetFile) -> str:
 
 
 def rewrite(path: Path, change_rows: Callable[[list[dict[str, Any]]], None], **footer: Any) -> None:
-    """Write a shard again with other rows or another footer, everything else as it was."""
+    """Write a shard again with other rows or another footer, everything else as it was, as before there were seals."""
     shard = pq.ParquetFile(path)
     rows, schema = shard.read().to_pylist(), shard.schema_arrow
     change_rows(rows)
-    changed = {**json.loads(footer_of(shard)), **footer}
+    changed = {**json.loads(footer_of(shard)), "sealed": False, **footer}
     with pq.ParquetWriter(path, schema) as writer:
         writer.write_table(pa.Table.from_pylist(rows, schema))
         writer.add_key_value_metadata({"tokenhaul": json.dumps(changed)})
@@ -218,7 +218,31 @@ def test_a_flipped_bit(dataset: Path, name: str) -> None:
     (dataset / FIRST).write_bytes(content)
     (problem, *_) = verify(dataset).problems
     assert problem.file == FIRST
-    assert "could not verify page integrity" in problem.what
+    assert "its pages are not what was written" in problem.what
+
+
+@pytest.mark.parametrize("place", [-40, -9, -8, -6])  # the last two: its length
+def test_a_flipped_bit_in_the_metadata(dataset: Path, place: int) -> None:
+    content = bytearray((dataset / FIRST).read_bytes())
+    content[place] ^= 4
+    (dataset / FIRST).write_bytes(content)
+    (problem, *_) = verify(dataset).problems
+    assert (problem.file, problem.what) == (FIRST, "the file is torn or damaged: its metadata is not what was written")
+
+
+def test_a_shard_whose_seal_was_lost(dataset: Path) -> None:
+    rewrite(dataset / FIRST, nothing, sealed=True)
+    (problem, *_) = verify(dataset).problems
+    assert (problem.file, problem.what) == (FIRST, "the file is damaged: its seal is gone")
+
+
+def test_pages_of_a_shard_from_before_there_were_seals_have_checksums(dataset: Path) -> None:
+    golden = Path(__file__).parent.parent / "golden" / "shard-v1.parquet"
+    content = bytearray(golden.read_bytes())
+    chunk = pq.ParquetFile(golden).metadata.row_group(0).column(8)
+    content[chunk.data_page_offset + chunk.total_compressed_size - 2] ^= 1
+    (dataset / FIRST).write_bytes(content)
+    assert any("could not verify page integrity" in problem.what for problem in verify(dataset).problems)
 
 
 def test_foreign_files_are_named(dataset: Path) -> None:
@@ -244,7 +268,7 @@ def test_a_file_of_other_columns(dataset: Path) -> None:
     table = shard.read().drop_columns(["loss_mask"])
     with pq.ParquetWriter(dataset / FIRST, table.schema) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata({"tokenhaul": footer})
+        writer.add_key_value_metadata({"tokenhaul": footer.replace('"sealed":true', '"sealed":false')})
     assert f"{FIRST}: its columns are not those of schema 1" in map(str, verify(dataset).problems)
 
 
