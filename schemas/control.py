@@ -17,11 +17,13 @@ class Dataset(msgspec.Struct, tag="dataset.v1", frozen=True, kw_only=True, omit_
 
 
 class SourceTotals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What ingest did with a source since its beginning: records published, already there, refused by reason."""
+    """What ingest did with a source since its beginning: records published, already there, refused by reason; and why
+    it stopped before the source's end, if it did."""
 
     published: int = 0
     repeated: int = 0
     refused: dict[str, int] = {}
+    stopped: str = ""
 
 
 class Idle(msgspec.Struct, tag="idle.v1", frozen=True, kw_only=True, omit_defaults=True):

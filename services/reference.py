@@ -15,6 +15,7 @@ from schemas import control, cursors, dead, prompts, sequences
 from services.cli import SETTINGS
 from services.generator.metrics import GeneratorMetrics
 from services.ingest.metrics import IngestMetrics
+from services.ingest.sources import File as SourcesFile
 from services.kernel.metrics import Definition, StageMetrics
 from services.kernel.settings import describe
 from services.sink.metrics import SinkMetrics
@@ -87,10 +88,12 @@ def _metrics_table(definitions: Sequence[Definition]) -> str:
 
 
 def json_schemas() -> Iterator[tuple[str, str]]:
-    """(file name, text) for every message. On the wire it is msgpack, where bytes are bytes and no base64."""
-    for message in MESSAGES:
-        schema = msgspec.json.encode(msgspec.json.schema(message))
-        yield f"{message.__struct_config__.tag}.schema.json", msgspec.json.format(schema).decode() + "\n"
+    """(file name, text) for every message and for the sources file. On the wire it is msgpack, where bytes are bytes
+    and no base64."""
+    named = {str(message.__struct_config__.tag): message for message in MESSAGES} | {"sources": SourcesFile}
+    for name, type in named.items():
+        schema = msgspec.json.encode(msgspec.json.schema(type))
+        yield f"{name}.schema.json", msgspec.json.format(schema).decode() + "\n"
 
 
 def main(root: Path) -> None:

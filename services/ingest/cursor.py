@@ -17,8 +17,12 @@ def key(source: str, file: str) -> bytes:
     return f"{source}\0{file}".encode()
 
 
-def resume(stored: Cursor | None, source: str, file: str, revision: int, settings: bytes) -> Cursor:
-    """Where to go on in a file. Raises Fatal when the source asks otherwise than it did, with the same revision."""
+def resume(
+    stored: Cursor | None, source: str, file: str, revision: int, settings: bytes, selection: bytes = b""
+) -> Cursor:
+    """Where to go on in a file. Raises Fatal when the source asks otherwise than it did, with the same revision.
+
+    Another sample of the same records is no other request: the file is read again for those that were left out."""
     begin = Cursor(
         source=source,
         file=file,
@@ -31,6 +35,7 @@ def resume(stored: Cursor | None, source: str, file: str, revision: int, setting
         published=stored.published if stored else 0,
         repeated=stored.repeated if stored else 0,
         refused=stored.refused if stored else {},
+        selection=selection,
     )
     if stored is None or revision > stored.revision:
         return begin
@@ -44,22 +49,19 @@ def resume(stored: Cursor | None, source: str, file: str, revision: int, setting
             f"source {source!r} asks otherwise than when {file} was read (sampling, samples, template or format "
             f"differ): raise its revision to {revision + 1} to ask everything anew, or restore what it asked"
         )
-    return stored
+    return stored if selection == stored.selection else begin
 
 
 def mark_of(cursor: Cursor) -> Mark:
     """Where to read on."""
-    return Mark(cursor.offset, cursor.row, cursor.head, cursor.head_bytes)
+    return Mark(**{name: getattr(cursor, name) for name in Mark.__struct_fields__})
 
 
 def advance(cursor: Cursor, mark: Mark, published: int, repeated: int, refused: Mapping[str, int]) -> Cursor:
     """The cursor after a batch that ends at `mark`. Counts are of all that was ever done with the file."""
     return msgspec.structs.replace(
         cursor,
-        offset=mark.offset,
-        row=mark.row,
-        head=mark.head,
-        head_bytes=mark.head_bytes,
+        **msgspec.structs.asdict(mark),
         published=cursor.published + published,
         repeated=cursor.repeated + repeated,
         refused=added(cursor.refused, refused),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,12 +21,13 @@ from schemas.cursors import Cursor
 from schemas.dead import DeadLetter
 from schemas.prompts import Prompt
 from services.ingest import cursor as cursors
+from services.ingest import selection
 from services.ingest.lines import Mark
 from services.ingest.metrics import IngestMetrics
 from services.ingest.prompts import Made, Ready
 from services.ingest.reader import Batch
 from services.ingest.request import Request
-from services.kernel import failpoints
+from services.ingest.sources import Source
 from services.kernel.codec import Decoder, Encoder, schema_of
 from services.kernel.errors import Fatal, Reject, Retry
 from services.kernel.kafka import Kafka
@@ -49,6 +50,7 @@ class Ledger:
         self._encoder = Encoder()
         self._seen = SeenIds()
         self._cursors: dict[tuple[str, str], Cursor] = {}
+        self._requests: dict[str, Request] = {}
 
     async def recover(self) -> None:
         """Read cursors and ids to their stable ends. Raises Fatal for a cursor this version cannot read."""
@@ -72,13 +74,16 @@ class Ledger:
             extra={"action": "recovered"},
         )  # fmt: skip
 
-    def begin(self, request: Request, file: str) -> Mark:
-        """Where to read on in a file. Raises Fatal when the source asks otherwise than it did."""
-        source = request.source
-        stored = self._cursors.get((source.name, file))
-        cursor = cursors.resume(stored, source.name, file, source.revision, request.settings)
-        self._cursors[source.name, file] = cursor
-        return cursors.mark_of(cursor)
+    def begin(self, sources: Sequence[Source], requests: Mapping[str, Request]) -> dict[str, dict[str, Mark]]:
+        """Where to read on in the files of each source. Raises Fatal when one asks otherwise than it did; then nothing
+        has changed."""
+        marks: dict[str, dict[str, Mark]] = {source.name: {} for source in sources}
+        chosen = {source.name: source for source in sources}
+        for (name, file), stored in self._cursors.items():
+            if source := chosen.get(name):
+                marks[name][file] = cursors.mark_of(_resume(source, requests[name], stored, file))
+        self._requests = dict(requests)
+        return marks
 
     async def publish(self, batch: Batch, made: Made) -> None:
         """One transaction: what of `made` is new, its letters, and the cursor behind `batch`.
@@ -88,7 +93,7 @@ class Ledger:
         name = batch.source.name
         new = self._new(made.prompts)
         repeated = len(made.prompts) - len(new)
-        stored = self._cursors[name, batch.file]
+        stored = _resume(batch.source, self._requests[name], self._cursors.get((name, batch.file)), batch.file)
         cursor = cursors.advance(stored, batch.mark, len(new), repeated, made.refused)
         topics = self._kafka.topics
         await self._commit(
@@ -103,9 +108,12 @@ class Ledger:
         tokens = sum(ready.tokens for ready in new)
         self._metrics.hauled(name, len(batch.lines), len(new), repeated, made.refused, tokens)
 
-    async def idle(self, run: str, sources: Iterable[str]) -> None:
-        """Say that this run's prompts are all on the topic. Raises as `publish` does."""
-        mark = Idle(run=run, sources=cursors.totals(self._cursors.values(), sources), created_at=time.time())
+    async def idle(self, run: str, sources: Iterable[str], stopped: Mapping[str, str]) -> None:
+        """Say that this run's prompts are all on the topic, but for those of sources that are stopped. Raises as
+        `publish` does."""
+        totals = cursors.totals(self._cursors.values(), sources)
+        totals |= {name: msgspec.structs.replace(totals[name], stopped=why) for name, why in stopped.items()}
+        mark = Idle(run=run, sources=totals, created_at=time.time())
         await self._commit([_Message(self._kafka.topics.control, self._encoder.encode(mark), Idle, key=idle_key(run))])
 
     def _new(self, prompts: list[Ready]) -> list[Ready]:
@@ -124,11 +132,8 @@ class Ledger:
         try:
             async with asyncio.timeout(COMMIT_SECONDS):
                 await self._producer.begin_transaction()
-                failpoints.passing("transaction.begun")
                 await asyncio.gather(*[await self._send(message) for message in messages])
-                failpoints.passing("transaction.sent")
                 await self._producer.commit_transaction()
-                failpoints.passing("transaction.ended")
         except ProducerFenced as error:
             if time.monotonic() - began < TRANSACTION_SECONDS:
                 raise Fatal("another ingest took over: only one may run for these topics") from error
@@ -148,6 +153,11 @@ class Ledger:
             message.topic, message.value, message.key, partition, headers=headers
         )
         return sent
+
+
+def _resume(source: Source, request: Request, stored: Cursor | None, file: str) -> Cursor:
+    chosen = selection.fingerprint(source.sample)
+    return cursors.resume(stored, source.name, file, source.revision, request.settings, chosen)
 
 
 class _Message(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from services.ingest.reader import Progress
 from services.kernel.metrics import StageMetrics
 
 _TRANSACTION_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -25,6 +26,18 @@ class IngestMetrics(StageMetrics):
             "tokenhaul_ingest_read_bytes", "Bytes of the source's files that are read.", "source"
         )
         self._size_bytes = self.gauge("tokenhaul_ingest_size_bytes", "Bytes of the source's files.", "source")
+        self._lag_bytes = self.gauge(
+            "tokenhaul_ingest_lag_bytes", "Bytes of the source's files that are not read yet.", "source"
+        )
+        self._rows = self.gauge(
+            "tokenhaul_ingest_rows", "Records of the source, where all of its files say how many they hold.", "source"
+        )
+        self._broken = self.gauge(
+            "tokenhaul_ingest_broken_files", "Files of the source that cannot be read as they are now.", "source"
+        )
+        self._stopped = self.gauge(
+            "tokenhaul_ingest_source_stopped", "1: nothing more is read of the source; the log says why.", "source"
+        )
         self.transaction_seconds = self.histogram(
             "tokenhaul_ingest_transaction_seconds",
             "From the beginning of a transaction to its commit.",
@@ -47,11 +60,16 @@ class IngestMetrics(StageMetrics):
         self.records_out.inc(published)
         self.last_record.set_to_current_time()
 
-    def progress(self, sources: Mapping[str, tuple[int, int]], in_progress: int) -> None:
-        """How far each source is, as (bytes read, bytes there are), and the records being tokenized or published."""
-        for source, (read, size) in sources.items():
+    def progress(self, sources: Mapping[str, Progress], stopped: Mapping[str, str], in_progress: int) -> None:
+        """How far each source is, which ones are stopped, and the records being tokenized or published."""
+        for source, progress in sources.items():
             for counter in (self._seen, self._published, self._repeated, self._tokens):
                 counter.labels(source)  # shown at 0: a series that begins with its first increase hides it from rate()
-            self._read_bytes.labels(source).set(read)
-            self._size_bytes.labels(source).set(size)
+            self._read_bytes.labels(source).set(progress.read)
+            self._size_bytes.labels(source).set(progress.size)
+            self._lag_bytes.labels(source).set(progress.size - progress.read)
+            self._broken.labels(source).set(progress.broken)
+            self._stopped.labels(source).set(source in stopped)
+            if progress.rows is not None:
+                self._rows.labels(source).set(progress.rows)
         self.in_progress.set(in_progress)

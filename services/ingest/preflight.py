@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.ingest import model, request
+from services.ingest import model, places, request
 from services.ingest.asks import Asks
-from services.ingest.lines import Line, Mark, read_lines
+from services.ingest.lines import Line, Mark
 from services.ingest.prompts import PromptMaker, Rendered
 from services.ingest.settings import IngestSettings
-from services.ingest.sources import Source, Sources, find_files
+from services.ingest.sources import Source, Sources
+from services.ingest.stored import Broken
 from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.errors import Fatal, Reject, SettingsError
 from services.kernel.overlap import Overlap
@@ -37,7 +38,7 @@ def prepare(settings: IngestSettings, declared: Sources, label: str) -> dict[str
             overlap=_overlap(source, declared.folder, overlaps),
         )
         prove_template(maker)
-        prove_source(maker, source, declared.folder)
+        prove_source(maker, source, declared)
         makers[source.name] = maker
     return makers
 
@@ -92,18 +93,25 @@ def prove(maker: PromptMaker, file: str, lines: Sequence[Line]) -> int:
     return len(asked)
 
 
-def prove_source(maker: PromptMaker, source: Source, folder: Path) -> int:
+def prove_source(maker: PromptMaker, source: Source, declared: Sources) -> int:
     """Look at the first records of a source's files, as far as there are any; how many there were."""
     count = 0
-    files = find_files(source, folder).files
-    for name, path in files.items():
-        mark, more = Mark(), path.exists()
-        while more and count < RECORDS and mark.row < LOOKED_AT:
-            taken = read_lines(path, mark, max_lines=RECORDS - count)
-            count += prove(maker, name, taken.lines)
-            more, mark = taken.mark != mark, taken.mark
+    entries = places.find(source.files, declared.folder, declared.roots).entries
+    for name, entry in entries.items():
+        if count >= RECORDS:
+            break
+        mark, more, input = Mark(), True, entry.make()
+        try:
+            while more and count < RECORDS and mark.row < LOOKED_AT:
+                taken = input.read(mark, max_lines=RECORDS - count)
+                count += prove(maker, name, taken.lines)
+                more, mark = taken.mark != mark, taken.mark
+        except (OSError, Broken):
+            continue  # whoever reads it will say so
+        finally:
+            input.close()
     log.info(
-        "source %s: %d files; %d records tokenized both ways agree", source.name, len(files), count,
+        "source %s: %d files; %d records tokenized both ways agree", source.name, len(entries), count,
         extra={"action": "preflight", "records": count},
     )  # fmt: skip
     return count

@@ -26,18 +26,22 @@ from services.kernel.overlap import Overlap
 
 
 class Ready(NamedTuple):
-    """A prompt ready for its topic: record id, encoded value, number of prompt ids."""
+    """A prompt ready for its topic: record id, encoded value, number of prompt ids, the row it was made of."""
 
     id: bytes
     value: bytes
     tokens: int
+    row: int
 
 
 class Letter(NamedTuple):
-    """A dead letter ready for its topic."""
+    """A dead letter ready for its topic; of which row it tells, and what."""
 
     key: bytes
     value: bytes
+    row: int
+    reason: str
+    detail: str
 
 
 class Made(msgspec.Struct):
@@ -183,7 +187,7 @@ class PromptMaker:
                 raise Reject("bad_field", "metadata holds an integer of more than 64 bits") from error
             if len(value) > MAX_VALUE_BYTES:
                 raise Reject("record_too_large", f"{len(value)} bytes as a message, {MAX_VALUE_BYTES} are allowed")
-            ready.append(Ready(id, value, len(prompt_ids)))
+            ready.append(Ready(id, value, len(prompt_ids), item.line.row))
         return ready
 
     def _refuse(self, made: Made, encoder: Encoder, file: str, refused: Refused) -> None:
@@ -199,7 +203,7 @@ class PromptMaker:
             created_at=time.time(),
         )
         key = f"{self._source.name}:{file}:{line.row}" + ("" if turn is None else f":{turn}")
-        made.letters.append(Letter(key.encode(), encoder.encode(letter)))
+        made.letters.append(Letter(key.encode(), encoder.encode(letter), line.row, reject.reason, reject.detail))
         made.refused[reject.reason] += 1
 
 

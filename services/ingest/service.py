@@ -20,6 +20,7 @@ from schemas.control import Dataset
 from services.ingest import preflight, sources
 from services.ingest.ledger import Ledger
 from services.ingest.metrics import IngestMetrics
+from services.ingest.patience import Patience
 from services.ingest.prompts import Made, PromptMaker
 from services.ingest.reader import Batch, Reader
 from services.ingest.settings import IngestSettings
@@ -47,6 +48,7 @@ class Ingest:
         self.metrics = IngestMetrics()
         self._settings, self._kafka, self._declared = settings, kafka, declared
         self._makers: dict[str, PromptMaker] = {}
+        self._patience = {source.name: Patience(source) for source in declared.sources}
         self._backoff = Backoff(base=0.5, cap=15.0)
 
     async def run(self, context: Context) -> None:
@@ -80,9 +82,10 @@ class Ingest:
         )
         ledger = Ledger(self._kafka, producer, self._dataset.partitions, self.metrics)
         await ledger.recover()
+        requests = {name: maker.request for name, maker in self._makers.items()}
         reader = Reader(
             self._declared,
-            lambda source, file: ledger.begin(self._makers[source.name].request, file),
+            ledger.begin(self._declared.sources, requests),
             batch_records=self._settings.batch_records,
             scan_seconds=self._settings.scan_seconds,
             take_rest=context.until_idle,
@@ -98,7 +101,7 @@ class Ingest:
                 while len(making) < AHEAD and (batch := await asyncio.to_thread(reader.next)):
                     making.append((batch, asyncio.create_task(asyncio.to_thread(self._make, batch))))
                     self.metrics.records_in.inc(len(batch.lines))
-                self.metrics.progress(reader.progress, sum(len(batch.lines) for batch, _ in making))
+                self.metrics.progress(reader.progress, reader.stopped, sum(len(batch.lines) for batch, _ in making))
                 if making:
                     batch, task = making[0]
                     made = await task
@@ -106,8 +109,10 @@ class Ingest:
                         await ledger.publish(batch, made)
                     making.popleft()
                     self._backoff.reset()
+                    if why := self._patience[batch.source.name].after(batch.lines, made):
+                        reader.stop(batch.source.name, why)
                 elif context.until_idle:
-                    await ledger.idle(context.process.run_id, self._makers)
+                    await ledger.idle(context.process.run_id, self._makers, reader.stopped)
                     return
                 else:
                     await _pause(context, self._settings.scan_seconds)
@@ -115,6 +120,7 @@ class Ingest:
             for _, task in making:
                 task.cancel()
             await asyncio.gather(*(task for _, task in making), return_exceptions=True)
+            reader.close()
 
     @contextmanager
     def _unready_when_slow(self, context: Context) -> Iterator[None]:
@@ -145,4 +151,4 @@ def make(environ: Mapping[str, str]) -> Ingest:
     settings, kafka = load(IngestSettings, environ), load(KafkaSettings, environ)
     if not Path(settings.tokenizer).is_dir():
         raise SettingsError(f"TOKENHAUL_INGEST_TOKENIZER={settings.tokenizer!r} is no directory")
-    return Ingest(settings, Kafka(kafka), sources.load(settings.sources_file))
+    return Ingest(settings, Kafka(kafka), sources.load(settings.sources_file, settings.roots))

@@ -15,7 +15,7 @@ class IngestSettings(Settings, frozen=True, kw_only=True):
 
     PREFIX: ClassVar[str] = "TOKENHAUL_INGEST_"
 
-    sources_file: Annotated[str, Meta(description="YAML file that declares the sources (docs/formats.md)")]
+    sources_file: Annotated[str, Meta(description="YAML file that declares the sources (docs/sources.md)")]
     tokenizer: Annotated[
         str, Meta(description="directory of the model's tokenizer, config.json and generation_config.json")
     ]
@@ -32,6 +32,10 @@ class IngestSettings(Settings, frozen=True, kw_only=True):
     batch_records: Annotated[
         int, Meta(ge=1, le=10_000, description="prompts that are tokenized together and share a transaction")
     ] = 512
+    roots: Annotated[
+        list[str],
+        Meta(description="directories (and s3:// prefixes) that sources must stay in, links followed; empty: any"),
+    ] = msgspec.field(default_factory=list)
     scan_seconds: Annotated[
         float, Meta(gt=0, le=60, description="how often files are looked for and looked at for new lines")
     ] = 5.0

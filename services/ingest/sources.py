@@ -5,12 +5,12 @@
         files: [chats/*.jsonl, /data/incoming]     # patterns and folders; relative ones start where this file is
         max_new_tokens: 4096
 
-docs/formats.md lists every key.
+docs/sources.md and docs/formats.md list every key.
 """
 
 from __future__ import annotations
 
-import glob
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,34 +18,45 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from services.ingest import asks
+from services.ingest import asks, places
 from services.ingest.asks import Asks
 from services.kernel.errors import SettingsError
 
-SUFFIX = ".jsonl"
+
+class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Only this share of the records, chosen by their own bytes: the same ones whatever the order and the files."""
+
+    fraction: Annotated[float, Meta(gt=0, le=1)]
+    seed: Annotated[int, Meta(ge=0)] = 0
 
 
-class Source(Asks, frozen=True, kw_only=True):
-    """One source: its files, and what is asked of every record in them."""
+class Source(Asks, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One source: where its records are, how many of them are taken, and what is asked of each."""
 
     files: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
+    enabled: bool = True
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+    limit: Annotated[int, Meta(ge=1)] | None = None
+    sample: Sample | None = None
+    max_bad_ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    max_bad_in_a_row: Annotated[int, Meta(ge=1)] = 1000
+
+
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The sources file as a whole, for its JSON Schema."""
+
+    sources: Annotated[list[Source], Meta(min_length=1)]
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """All sources, and the folder their relative patterns start from."""
+    """The sources that are enabled, the folder their relative patterns start from, the roots they must stay in."""
 
     folder: Path
     sources: list[Source]
+    roots: list[str] = []
 
 
-class Found(msgspec.Struct, frozen=True):
-    """The files of a source by name (as its pattern spells it), and names in its folders that are passed over."""
-
-    files: dict[str, Path]
-    passed_over: list[str]
-
-
-def load(path: str) -> Sources:
+def load(path: str, roots: Sequence[str] = ()) -> Sources:
     """Read the sources file. Raises SettingsError naming the file, the source, the key and what is allowed."""
     try:
         given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -64,47 +75,14 @@ def load(path: str) -> Sources:
             source = asks.convert(item, Source)
             if source.name in {other.name for other in sources}:
                 raise ValueError("another source has this name")
-            _check_files(source, folder)
+            if source.enabled:
+                places.check(source.files, folder, roots)
             sources.append(source)
         except ValueError as error:
             problems.append(f"source {name or number + 1!r}: {error}")
     if problems or not sources:
         raise _refusal(path, *(problems or ["declares no source"]))
-    return Sources(folder, sources)
-
-
-def find_files(source: Source, folder: Path) -> Found:
-    """Look for the source's files now; each once, in the order of its patterns, sorted within one."""
-    files: dict[str, Path] = {}
-    passed_over: list[str] = []
-    for pattern in source.files:
-        if (folder / pattern).is_file():
-            names = [pattern]
-        elif (folder / pattern).is_dir():
-            inside = sorted(glob.glob("**/*", root_dir=folder / pattern, recursive=True))
-            names = [str(Path(pattern) / name) for name in inside if not (folder / pattern / name).is_dir()]
-        else:
-            names = sorted(glob.glob(pattern, root_dir=folder, recursive=True))
-        passed_over += [name for name in names if not _is_read(name)]
-        known = set(files.values())
-        files |= {name: folder / name for name in names if _is_read(name) and folder / name not in known}
-    return Found(files, passed_over)
-
-
-def _is_read(name: str) -> bool:
-    # A name in no known encoding could be written to no topic.
-    return name.endswith(SUFFIX) and not any("\ud800" <= character <= "\udfff" for character in name)
-
-
-def _check_files(source: Source, folder: Path) -> None:
-    for pattern in source.files:
-        path = folder / pattern
-        if path.is_dir():
-            continue
-        if not pattern.endswith(SUFFIX):
-            raise ValueError(f"files: {pattern!r} is no folder and does not end in {SUFFIX}, the one kind that is read")
-        if not glob.has_magic(pattern) and not path.exists():
-            raise ValueError(f"files: there is no {path}")
+    return Sources(folder, [source for source in sources if source.enabled], list(roots))
 
 
 def _refusal(path: str, *problems: str) -> SettingsError:

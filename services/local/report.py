@@ -59,6 +59,8 @@ def show(plan: Plan, result: Result) -> int:
 def _broken_promises(result: Result, report: Report) -> list[str]:
     ended = _ended(report)
     broken = [str(problem) for problem in report.problems]
+    stopped = {name: totals.stopped for name, totals in result.idle.sources.items() if totals.stopped}
+    broken += [f"source {name} was not read to its end: {why}" for name, why in stopped.items()]
     if ended > result.published or (ended < result.published and not result.halted):
         broken.append(f"{result.published} prompts are on the topic, {ended} ended as a row or a failure")
     if not report.rows and not result.halted:

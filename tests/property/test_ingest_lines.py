@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.ingest import cursor
-from services.ingest.lines import Line, Mark, read_lines
+from services.ingest.lines import Line, Mark
+from tests.support.ingest import read_lines
 
 LIMIT = 40
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from services.ingest import model, request
-from services.ingest.lines import Line
+from services.ingest.lines import Line, Lines, Mark, take_lines
 from services.ingest.prompts import PromptMaker
 from services.ingest.settings import IngestSettings
 from services.ingest.sources import Source
@@ -69,6 +69,12 @@ def chat(*contents: str) -> dict[str, Any]:
     """A record of user and assistant turns in alternation."""
     roles = ("user", "assistant")
     return {"messages": [{"role": roles[n % 2], "content": content} for n, content in enumerate(contents)]}
+
+
+def read_lines(file: Path, mark: Mark, *, buffer_bytes: int = 4096, **how: Any) -> Lines:
+    """The lines of a file behind `mark`, read in chunks of `buffer_bytes`."""
+    with open(file, "rb", buffering=buffer_bytes) as opened:
+        return take_lines(opened, mark, **how)
 
 
 class FakeKafka(Kafka):

@@ -46,7 +46,7 @@ def request(settings: bytes = b"asked") -> Request:
 
 
 def ready(number: int) -> Ready:
-    return Ready(number.to_bytes(16, "big"), b"value %d" % number, 10)
+    return Ready(number.to_bytes(16, "big"), b"value %d" % number, 10, number)
 
 
 def batch(offset: int, lines: int = 2) -> Batch:
@@ -54,7 +54,7 @@ def batch(offset: int, lines: int = 2) -> Batch:
 
 
 def made(*prompts: Ready, refused: str = "") -> Made:
-    letters = [Letter(b"s:f.jsonl:9", b"letter")] if refused else []
+    letters = [Letter(b"s:f.jsonl:9", b"letter", 9, refused, "why")] if refused else []
     return Made(list(prompts), letters, Counter([refused] if refused else []))
 
 
@@ -62,7 +62,7 @@ async def ledger(kafka: FakeKafka, metrics: IngestMetrics, begun: bool = True) -
     opened = Ledger(kafka, FakeProducer(kafka), PARTITIONS, metrics)
     await opened.recover()
     if begun:
-        opened.begin(request(), "f.jsonl")
+        opened.begin([SOURCE], {"s": request()})
     return opened
 
 
@@ -113,9 +113,9 @@ async def test_a_restart_goes_on_behind_the_last_cursor(metrics: IngestMetrics) 
     for offset in (10, 20):
         await opened.publish(batch(offset), made(ready(offset)))
     again = await ledger(kafka, metrics, begun=False)
-    assert again.begin(request(), "f.jsonl").offset == 20
+    assert again.begin([SOURCE], {"s": request()})["s"]["f.jsonl"].offset == 20
     with pytest.raises(Fatal, match="raise its revision to 1"):
-        again.begin(request(b"other"), "f.jsonl")
+        again.begin([SOURCE], {"s": request(b"other")})
 
 
 async def test_a_cursor_of_a_later_version_stops_the_start(metrics: IngestMetrics) -> None:
@@ -130,12 +130,15 @@ async def test_the_idle_mark_carries_the_totals(metrics: IngestMetrics) -> None:
     kafka = FakeKafka()
     opened = await ledger(kafka, metrics)
     await opened.publish(batch(10), made(ready(1), refused="not_json"))
-    await opened.idle("run-7", ["s", "empty"])
+    await opened.idle("run-7", ["s", "empty"], {"empty": "broken"})
     (record,) = kafka.topic("control")
     assert (record.key, record.headers) == (b"idle/run-7", [("schema", b"idle.v1")])
     mark = Decoder[Control](Control).decode(record.value)  # type: ignore[arg-type]
     assert isinstance(mark, Idle)
-    assert mark.sources == {"s": SourceTotals(published=1, refused={"not_json": 1}), "empty": SourceTotals()}
+    assert mark.sources == {
+        "s": SourceTotals(published=1, refused={"not_json": 1}),
+        "empty": SourceTotals(stopped="broken"),
+    }
 
 
 async def test_another_ingest_is_made_way_for(metrics: IngestMetrics) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.ingest.lines import HEAD_BYTES, KEPT_BYTES, MAX_BATCH_BYTES, Line, Mark, read_lines
-from services.kernel.errors import Fatal
+from services.ingest.lines import HEAD_BYTES, KEPT_BYTES, MAX_BATCH_BYTES, Line, Mark
+from tests.support.ingest import read_lines
 
 
 @pytest.fixture
@@ -103,8 +103,20 @@ def test_a_long_file_cut_short_is_another_file(file: Path) -> None:
     assert [line.row for line in taken.lines] == [1, 2]
 
 
-def test_a_file_that_cannot_be_read_stops_by_name_and_one_that_is_gone_does_not(tmp_path: Path) -> None:
-    with pytest.raises(Fatal, match=f"{tmp_path} cannot be read: Is a directory"):
-        read_lines(tmp_path, Mark(), max_lines=1)
-    with pytest.raises(FileNotFoundError):
-        read_lines(tmp_path / "gone", Mark(), max_lines=1)
+def test_a_file_with_the_same_beginning_is_another_file_when_it_differs_where_reading_stopped(file: Path) -> None:
+    append(file, b"x" * HEAD_BYTES + b"\none\ntwo\n")
+    mark = read_lines(file, Mark(), max_lines=2).mark
+    file.write_bytes(b"x" * HEAD_BYTES + b"\nONE\ntwo\nthree\n")
+    taken = read_lines(file, mark, max_lines=10)
+    assert taken.replaced
+    assert len(taken.lines) == 4
+
+
+def test_a_mark_says_whether_the_file_was_read_to_its_end(file: Path) -> None:
+    append(file, b"one\ntwo\n")
+    first = read_lines(file, Mark(), max_lines=1).mark
+    assert not first.complete
+    second = read_lines(file, first, max_lines=9).mark
+    assert second.complete
+    append(file, b"half")
+    assert not read_lines(file, second, max_lines=9).mark.complete

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 from services.ingest.asks import Tags
+from services.ingest.places import find
 from services.ingest.sampling import Sampling
-from services.ingest.sources import Source, find_files, load
+from services.ingest.sources import Source, load
 from services.kernel.errors import SettingsError
 
+SCHEMAS = Path(__file__).parents[2] / "schemas" / "json"
 FULL = """
 sources:
   - name: chats
@@ -88,7 +93,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         ("reasoning: {open: x, close: y, tag: z}", "unknown key of reasoning 'tag'; allowed are open, close"),
         ("max_new_tokens: null", "missing required field `max_new_tokens`"),
         ("name: a/b", "`$.name`"),
-        ("files: [data.csv]", "'data.csv' is no folder and does not end in .jsonl, the one kind that is read"),
+        ("files: [data.csv]", "'data.csv' is no folder and does not end in .jsonl, .json or .parquet"),
         ("files: ['data/*']", "'data/*' is no folder"),
         ("files: [missing.jsonl]", "there is no "),
         ("files: []", "`$.files`"),
@@ -155,16 +160,43 @@ def test_files_are_found_once_in_the_order_of_the_patterns(tmp_path: Path) -> No
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    source = Source(
-        name="s", files=["b.jsonl", "*.jsonl", "in", "**/d.jsonl", str(tmp_path / "a.jsonl")], max_new_tokens=1
-    )
-    found = find_files(source, tmp_path)
-    assert list(found.files) == ["b.jsonl", "a.jsonl", "in/c.jsonl", "in/deep/d.jsonl"]
-    assert found.files["in/c.jsonl"] == tmp_path / "in" / "c.jsonl"
-    assert found.passed_over == ["in/note.txt", "in/\udcff.jsonl"]
+    found = find(["b.jsonl", "*.jsonl", "in", "**/d.jsonl", str(tmp_path / "a.jsonl")], tmp_path, [])
+    assert list(found.entries) == ["b.jsonl", "a.jsonl", "in/c.jsonl", "in/deep/d.jsonl"]
+    assert list(found.passed_over) == ["in/note.txt", "in/\udcff.jsonl"]
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> None:
     (tmp_path / "part[1].jsonl").touch()
-    source = Source(name="s", files=["part[1].jsonl"], max_new_tokens=1)
-    assert list(find_files(source, tmp_path).files) == ["part[1].jsonl"]
+    assert list(find(["part[1].jsonl"], tmp_path, []).entries) == ["part[1].jsonl"]
+
+
+def test_nothing_outside_the_roots_is_read_wherever_links_lead(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "a.jsonl").touch()
+    (inside / "link.jsonl").symlink_to(outside / "a.jsonl")
+    (inside / "folder").symlink_to(outside)
+    found = find(["in/**/*.jsonl"], tmp_path, [str(inside)])
+    assert list(found.entries) == ["in/a.jsonl"]
+    assert set(found.passed_over.values()) == {"it leaves TOKENHAUL_INGEST_ROOTS"}
+    for pattern in ("out/*.jsonl", "in/../out/a.jsonl", str(outside), "in/folder/*.jsonl", "**/*.jsonl"):
+        path = declare(tmp_path, f"sources: [{{name: s, files: ['{pattern}'], max_new_tokens: 1}}]")
+        with pytest.raises(SettingsError, match="leaves TOKENHAUL_INGEST_ROOTS"):
+            load(path, [str(inside)])
+
+
+def test_a_source_that_is_not_enabled_is_checked_but_not_read(tmp_path: Path) -> None:
+    off = "{name: unread, files: [later.jsonl], max_new_tokens: 1, enabled: false}"
+    path = declare(tmp_path, f"sources: [{off}, {{name: read, files: [tools.jsonl], max_new_tokens: 1}}]")
+    assert [source.name for source in load(path).sources] == ["read"]
+
+
+def test_the_json_schema_of_the_file_accepts_and_refuses_as_we_do(tmp_path: Path) -> None:
+    schema = json.loads((SCHEMAS / "sources.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.validate(yaml.safe_load(FULL.replace("top_p: null, ", "")))
+    for wrong in ("max_tokens: 5", "samples: 0", "weight: -1", "sample: {seed: 1}", "sampling: {top_p: 2}"):
+        text = f"sources: [{{name: s, files: [a.jsonl], max_new_tokens: 1, {wrong}}}]"
+        with pytest.raises(jsonschema.ValidationError):
+            validator.validate(yaml.safe_load(text))

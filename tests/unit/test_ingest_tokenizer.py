@@ -14,7 +14,7 @@ from schemas.prompts import Prompt, Reasoning
 from services.ingest import preflight
 from services.ingest.lines import Line
 from services.ingest.prompts import Refused
-from services.ingest.sources import Source
+from services.ingest.sources import Source, Sources
 from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.codec import Decoder
 from services.kernel.errors import Fatal
@@ -244,7 +244,9 @@ def test_preflight_looks_at_records_from_the_start_and_passes_over_refused_ones(
     records = [{"broken": 1}] * 40 + [chat(f"Hi {n}") for n in range(40)]
     (tmp_path / "s.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     assert (
-        preflight.prove_source(maker(SMOLLM2), Source(name="s", files=["s.jsonl"], max_new_tokens=1), tmp_path)
+        preflight.prove_source(
+            maker(SMOLLM2), Source(name="s", files=["s.jsonl"], max_new_tokens=1), Sources(tmp_path, [])
+        )
         == preflight.RECORDS
     )
 

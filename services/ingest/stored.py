@@ -1,0 +1,173 @@
+"""Files that are written once and then read: compressed lines, JSON arrays, Parquet.
+
+A place in them is a number of rows: after a restart the rows before it are passed over. They are known by their size
+and the hashes of both ends; one that changes is another file and read from its start.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from itertools import islice
+from typing import BinaryIO, Literal
+
+import ijson
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from services.ingest.lines import (
+    HEAD_BYTES,
+    MAX_BATCH_BYTES,
+    MAX_LINE_BYTES,
+    Line,
+    Lines,
+    Mark,
+    as_line,
+    next_line,
+    size_of,
+)
+from services.ingest.unpack import unpacked
+
+Shape = Literal["jsonl", "json", "parquet"]
+Packing = Literal["", "gz", "zst"]
+_ROWS_AT_ONCE = 256
+_encode = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode
+
+
+class Broken(Exception):
+    """The file cannot be read to its end: half written, cut off, or not what its name says."""
+
+
+_ERRORS = (EOFError, ValueError, zlib.error, zstandard.ZstdError, ijson.JSONError, pa.ArrowException)
+
+
+class Stored:
+    """One such file. It stays open between two reads, as long as they follow each other.
+
+    Not for use by two threads at once. `rows`: how many it holds, when it says so."""
+
+    def __init__(self, open: Callable[[], BinaryIO], shape: Shape, packing: Packing) -> None:
+        self._open, self._shape, self._packing = open, shape, packing
+        self._file: BinaryIO | None = None
+        self._lines: Iterator[Line] = iter(())
+        self._row, self._size = -1, 0
+        self._known: tuple[bytes, int] = (b"", 0)
+        self._failure: Broken | None = None
+        self.rows: int | None = None
+
+    def is_same(self, mark: Mark) -> bool:
+        """Whether this is the file that `mark` was made in."""
+        with self._open() as file:
+            return _fingerprint(file) == (mark.head, mark.head_bytes)
+
+    def read(self, mark: Mark, *, max_lines: int, take_rest: bool = False) -> Lines:
+        """Up to `max_lines` rows behind `mark`. Raises OSError, and Broken when the rows before that are read."""
+        replaced = False
+        if self._file is None or self._row != mark.row:
+            mark, replaced = self._begin(mark)
+        lines: list[Line] = []
+        size, ended = 0, mark.complete
+        while not ended and not self._failure and len(lines) < max_lines and size < MAX_BATCH_BYTES:
+            try:
+                line = next(self._lines, None)
+            except _ERRORS as error:
+                self._failure = Broken(str(error) or type(error).__name__)
+                break
+            if line is None:
+                ended = True
+                break
+            lines.append(line)
+            size, self._row = size + len(line.data), line.row
+        if self._failure and not lines:
+            failure = self._failure
+            self.close()
+            raise failure
+        offset = self._size if ended else max(mark.offset, min(self._file.tell(), self._size) if self._file else 0)
+        new = Mark(offset, max(mark.row, self._row), *self._known, b"", 0, mark.inode, mark.records, ended)
+        if ended:
+            self.close()
+        return Lines(lines, new, replaced)
+
+    def close(self) -> None:
+        """Let go of the file; the next read opens it again."""
+        file, self._file, self._lines, self._failure = self._file, None, iter(()), None
+        if file is not None:
+            file.close()
+
+    def _begin(self, mark: Mark) -> tuple[Mark, bool]:
+        """Open the file behind `mark`; (mark, whether it is another file, which is then read from its start)."""
+        self.close()
+        self._file = file = self._open()
+        self._known, self._size = _fingerprint(file), size_of(file)
+        replaced = bool(mark.head_bytes) and self._known != (mark.head, mark.head_bytes)
+        if replaced:
+            mark = Mark()
+        self._row = mark.row
+        file.seek(0)
+        try:
+            self._lines = self._rows(file, mark.row)
+        except _ERRORS as error:
+            self._failure = Broken(str(error) or type(error).__name__)
+        return mark, replaced
+
+    def _rows(self, file: BinaryIO, start: int) -> Iterator[Line]:
+        content = unpacked(file, self._packing)
+        if self._shape == "parquet":
+            return self._parquet(content, start)
+        if self._shape == "jsonl":
+            return _lines(content, start)
+        begin = content.peek(64).lstrip()[:1]  # type: ignore[attr-defined]  # all of unpack's are buffered
+        if begin not in (b"[", b"{", b""):
+            raise ValueError("neither an array nor lines of JSON")
+        return _lines(content, start) if begin == b"{" else _array(content, start)
+
+    def _parquet(self, content: BinaryIO, start: int) -> Iterator[Line]:
+        with tempfile.TemporaryFile() as whole:
+            if self._packing:  # it is read from its end
+                shutil.copyfileobj(content, whole, 1024 * 1024)
+            file = pq.ParquetFile(whole if self._packing else content)
+            self.rows = file.metadata.num_rows
+            row = 0
+            for group in range(file.num_row_groups):
+                if row + file.metadata.row_group(group).num_rows <= start:
+                    row += file.metadata.row_group(group).num_rows
+                    continue
+                for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group]):
+                    skipped = min(len(batch), max(0, start - row))
+                    for number, record in enumerate(batch.slice(skipped).to_pylist(), row + skipped + 1):
+                        yield record_line(number, record)
+                    row += len(batch)
+
+
+def record_line(row: int, record: object) -> Line:
+    """A record that is no text yet, as a line. What JSON has not (dates, decimals, bytes) becomes text or a number."""
+    data = _encode(record)
+    return Line(row, data[: MAX_LINE_BYTES + 1], too_long=len(data) > MAX_LINE_BYTES)
+
+
+def _lines(content: BinaryIO, start: int) -> Iterator[Line]:
+    row = 0
+    while taken := next_line(content, MAX_LINE_BYTES, take_rest=True):
+        row += 1
+        if row > start and (line := as_line(row, taken[0], taken[2])):
+            yield line
+
+
+def _array(content: BinaryIO, start: int) -> Iterator[Line]:
+    records = ijson.items(content, "item", use_float=True)
+    for row, record in enumerate(islice(records, start, None), start + 1):
+        yield record_line(row, record)
+
+
+def _fingerprint(file: BinaryIO) -> tuple[bytes, int]:
+    size = size_of(file)
+    file.seek(0)
+    total = blake2b(file.read(HEAD_BYTES), digest_size=16)
+    file.seek(max(0, size - HEAD_BYTES))
+    total.update(file.read(HEAD_BYTES))
+    return total.digest(), size
