@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help install install-test demo test test-sglang bench bench-generator check format docs clean
+.PHONY: help install install-test demo test test-sglang bench bench-generator check k8s-check format docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -49,6 +49,9 @@ check: install-test ## style, strict types, import rules
 	$(BIN)/ruff format --check services schemas tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+k8s-check: install-test ## manifests of every overlay, alerts and dashboards, without a cluster (alerts: with Debian's prometheus)
+	$(BIN)/pytest -q tests/k8s
 
 format: install-test ## put the code into its form
 	$(BIN)/ruff check --fix services schemas tests

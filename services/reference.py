@@ -1,4 +1,5 @@
-"""Writes what is generated from the code: the README's settings, docs/metrics.md, the JSON Schemas of the wire.
+"""Writes what is generated from the code: the README's settings, docs/metrics.md, the operator's form of the
+alerts, the JSON Schemas of the wire.
 
 python -m services.reference        # `make docs`; a test holds all of it against the code
 """
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import yaml
 
 from schemas import control, cursors, dead, prompts, sequences
 from services.cli import SETTINGS
@@ -79,6 +81,21 @@ def metrics_page() -> str:
     return "\n".join(parts)
 
 
+def prometheus_rule(alerts: str) -> str:
+    """The Prometheus operator's form of the file of `alerts`."""
+    head = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "tokenhaul", "labels": {"app.kubernetes.io/name": "tokenhaul"}},
+    }
+    return (
+        "# Made by `make docs` from alerts.yaml.\n"
+        + yaml.safe_dump(head, sort_keys=False)
+        + "spec:\n"
+        + "".join(f"  {line}\n" if line else "\n" for line in alerts.splitlines() if not line.startswith("#"))
+    )
+
+
 def _metrics_table(definitions: Sequence[Definition]) -> str:
     lines = ["| metric | type | labels | what it is |", "|---|---|---|---|"]
     for one in definitions:
@@ -101,6 +118,8 @@ def main(root: Path) -> None:
     readme = root / "README.md"
     readme.write_text(with_settings(readme.read_text()))
     (root / "docs" / "metrics.md").write_text(metrics_page())
+    monitoring = root / "k8s" / "components" / "monitoring"
+    (monitoring / "prometheusrule.yaml").write_text(prometheus_rule((monitoring / "alerts.yaml").read_text()))
     schemas = root / "schemas" / "json"
     schemas.mkdir(exist_ok=True)
     for name, text in json_schemas():

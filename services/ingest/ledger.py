@@ -69,6 +69,8 @@ class Ledger:
                 await self._remember(found)
                 found = []
         await self._remember(found)
+        totals = cursors.totals(self._cursors.values(), {cursor.source for cursor in self._cursors.values()})
+        self._metrics.recovered({source: total.published for source, total in totals.items()})
         log.info(
             "%d prompts are on the topic, %d files have a cursor", len(self._seen), len(self._cursors),
             extra={"action": "recovered"},

@@ -22,6 +22,9 @@ class IngestMetrics(StageMetrics):
         )
         self._refused = self.counter("tokenhaul_ingest_refused", "Records refused, by reason.", "source", "reason")
         self._tokens = self.counter("tokenhaul_ingest_prompt_tokens", "Token ids of published prompts.", "source")
+        self._prompts = self.gauge(
+            "tokenhaul_source_prompts", "Prompts of the source on the topic, of all time.", "source"
+        )
         self._read_bytes = self.gauge(
             "tokenhaul_ingest_read_bytes", "Bytes of the source's files that are read.", "source"
         )
@@ -45,12 +48,18 @@ class IngestMetrics(StageMetrics):
         )
         self.expect(causes=("kafka", "transaction_timeout"))
 
+    def recovered(self, published: Mapping[str, int]) -> None:
+        """What the cursors say was published of each source."""
+        for source, prompts in published.items():
+            self._prompts.labels(source).set(prompts)
+
     def hauled(
         self, source: str, seen: int, published: int, repeated: int, refused: Mapping[str, int], tokens: int
     ) -> None:
         """A batch is committed."""
         self._seen.labels(source).inc(seen)
         self._published.labels(source).inc(published)
+        self._prompts.labels(source).inc(published)
         self._repeated.labels(source).inc(repeated)
         self._tokens.labels(source).inc(tokens)
         for reason, count in refused.items():

@@ -140,6 +140,7 @@ async def _main(service: Service, process: ProcessSettings, until_idle: bool) ->
         log.info("%s: finishing what is in flight", signal_name, extra={"action": "stop"})
         context.stopping.set()
 
+    service.metrics.ready.set_function(lambda: not context.health.not_ready)
     with signals.on_stop(stop):
         try:
             probes = await health_server.serve(

@@ -51,6 +51,7 @@ class StageMetrics:
             "stage",
         ).labels(stage)
         self.last_record.set(time.time())
+        self.ready = self.gauge("tokenhaul_ready", "1 while /readyz says so.", "stage").labels(stage)
         self._rejected = self.counter("tokenhaul_rejected", "Records refused.", "stage", "reason")
         self._retries = self.counter("tokenhaul_retries", "Attempts made again.", "stage", "cause")
         self._stage = stage

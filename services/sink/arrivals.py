@@ -23,10 +23,11 @@ _OVERHEAD_BYTES = 512
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of a failure: the reason for the footer, the dead letter (encoded) for its topic."""
+    """What is kept of a failure: reason and source for the footer, the dead letter (encoded) for its topic."""
 
     reason: FailureReason
     letter: bytes
+    source: str | None
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -64,7 +65,8 @@ class Reader:
                 raise Reject("undecodable", f"its id has {len(outcome.record_id)} bytes")
             if isinstance(outcome, Failure):
                 self._check(record, outcome.id, outcome.prompt.model if outcome.prompt else self._dataset.model)
-                return _refused(record, outcome.id, outcome.reason, self._letter(outcome))
+                source = outcome.prompt.source if outcome.prompt else None
+                return _refused(record, outcome.id, outcome.reason, self._letter(outcome), source)
             self._check(record, outcome.record_id, outcome.prompt.model)
             kept = row(outcome, record.offset)
             return Arrival(record.offset, outcome.record_id, kept, kept.nbytes)
@@ -97,7 +99,7 @@ class Reader:
             record=(record.value or b"")[:_SHOWN_BYTES].hex(),
             created_at=time.time(),
         )
-        return _refused(record, id, FailureReason.UNDECODABLE, self._encoder.encode(letter))
+        return _refused(record, id, FailureReason.UNDECODABLE, self._encoder.encode(letter), None)
 
     def _letter(self, failure: Failure) -> bytes:
         prompt = failure.prompt
@@ -117,8 +119,8 @@ class Reader:
         return encoded
 
 
-def _refused(record: ConsumerRecord, id: bytes, reason: FailureReason, letter: bytes) -> Arrival:
-    return Arrival(record.offset, id, Refusal(reason, letter), len(letter) + _OVERHEAD_BYTES)
+def _refused(record: ConsumerRecord, id: bytes, reason: FailureReason, letter: bytes, source: str | None) -> Arrival:
+    return Arrival(record.offset, id, Refusal(reason, letter, source), len(letter) + _OVERHEAD_BYTES)
 
 
 def _place(record: ConsumerRecord) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from schemas.sequences import FailureReason
@@ -38,6 +39,7 @@ class Buffer:
         self.failures: list[tuple[bytes, FailureReason]] = []
         self.letters: list[tuple[bytes, bytes]] = []  # (record id, dead letter)
         self.superseded: list[bytes] = []
+        self.sources: Counter[str] = Counter()  # records of which this is the first outcome
         self.duplicates = 0
         self.gap = 0
         self.nbytes = 0
@@ -81,8 +83,12 @@ class Buffer:
             self.failures.append((arrival.id, content.reason))
             self.letters.append((arrival.id, content.letter))
             self._failure_ids.add(arrival.id)
+            if content.source is not None:
+                self.sources[content.source] += 1
             return
         self.rows.append(content)
         self._row_ids.add(arrival.id)
         if failure_seen:
             self.superseded.append(arrival.id)
+        else:
+            self.sources[content.source] += 1

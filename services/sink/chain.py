@@ -15,6 +15,7 @@ import re
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable
 from typing import BinaryIO
 
@@ -101,6 +102,8 @@ class Chain:
         self.tail = 0
         self.last_id: bytes | None = None
         self.seen = Seen()
+        self.outcomes: Counter[str] = Counter()
+        """Records that have an outcome here, by source."""
 
     def refresh(self) -> None:
         """Read the shards from the tail on: the whole chain at first, later what others added. Raises Fatal for a chain
@@ -118,6 +121,7 @@ class Chain:
             if not self._store.create(f"{self._folder}/{shard_name(buffer.start)}", data):
                 return None
             self._advance(buffer.end, buffer.last_id)
+            self.outcomes = self.outcomes + buffer.sources  # made anew: the metrics read it from another thread
             self.seen.rows.add(pack([bytes.fromhex(row.id) for row in buffer.rows]))
             self.seen.failures.add(pack([id for id, _ in buffer.failures]))
             return len(data)
@@ -142,6 +146,7 @@ class Chain:
         self.seen.rows.add(rows)
         self.seen.failures.add(failures)
         self._advance(footer.end, last_id)
+        self.outcomes = self.outcomes + Counter(footer.sources)
 
     def _check(self, footer: Footer, start: int, name: str) -> None:
         expected = {
@@ -170,6 +175,7 @@ class Chain:
             duplicates=buffer.duplicates,
             failures=[(id.hex(), reason.value) for id, reason in buffer.failures],
             superseded=[id.hex() for id in buffer.superseded],
+            sources=dict(buffer.sources),
             gap=buffer.gap,
             writer=self._writer,
             attempt=uuid.uuid4().hex,

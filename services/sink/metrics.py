@@ -62,7 +62,16 @@ class SinkMetrics(GroupMetrics):
         self._buffer_bytes = self.gauge("tokenhaul_sink_buffer_bytes", "Memory of open shards, about.")
         self._seen_bytes = self.gauge("tokenhaul_sink_seen_bytes", "Memory of the index of record ids.")
         self._tail = self.gauge("tokenhaul_sink_chain_tail_offset", "Where the chain ends.", "partition")
+        self._source_outcomes = self.gauge(
+            "tokenhaul_source_outcomes",
+            "Prompts that have their row or failure in the chains of this sink, of all time.",
+            "source",
+        )
+        self.max_age = self.gauge(
+            "tokenhaul_sink_max_age_seconds", "A record waits no longer than this for its shard (the setting)."
+        )
         self._shown: set[int] = set()
+        self._sources: set[str] = set()
         self.expect(causes=_RETRY_CAUSES)
         for reason in FailureReason:
             self._failures.labels(reason.value)
@@ -97,6 +106,10 @@ class SinkMetrics(GroupMetrics):
         self._buffer_rows.set(sum(len(buffer.rows) for buffer in buffers))
         self._buffer_bytes.set(sum(buffer.nbytes for buffer in buffers))
         self._seen_bytes.set(sum(state.chain.seen.nbytes for state in states.values()))
+        outcomes = sum((state.chain.outcomes for state in states.values()), Counter())
+        for source in self._sources | outcomes.keys():
+            self._source_outcomes.labels(source).set(outcomes[source])
+        self._sources |= outcomes.keys()
         for partition, state in states.items():
             self._tail.labels(str(partition)).set(state.chain.tail)
             self.lag(topic, partition, ends[partition] - state.chain.tail)

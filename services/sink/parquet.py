@@ -57,7 +57,8 @@ class Footer(msgspec.Struct, frozen=True, kw_only=True):
 
     It covers the offsets [start, end): `end - start == rows + duplicates + len(failures) + gap`. `last_id` is the id of
     the record at end - 1, null only when that one was never seen (a gap). `superseded` are ids of rows of this shard
-    that stand as failures in it or before it: readers count such an id as a row, not as a failure."""
+    that stand as failures in it or before it: readers count such an id as a row, not as a failure. `sources` counts by
+    source the records whose first outcome is here (not those that could not be read)."""
 
     schema: int = VERSION
     dataset: str
@@ -71,6 +72,7 @@ class Footer(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int
     failures: list[tuple[str, str]]
     superseded: list[str]
+    sources: dict[str, int] = {}
     gap: int
     writer: str
     attempt: str

@@ -41,6 +41,7 @@ class Sink:
 
     def __init__(self, settings: SinkSettings, kafka: Kafka) -> None:
         self.metrics = SinkMetrics()
+        self.metrics.max_age.set(settings.max_age_seconds)
         self._settings, self._kafka = settings, kafka
 
     async def run(self, context: Context) -> None:

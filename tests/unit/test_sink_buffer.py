@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from schemas.sequences import Outcome
 from services.kernel.errors import Fatal
 from services.sink.arrivals import Reader
 from services.sink.buffer import Buffer
@@ -89,3 +90,14 @@ def test_memory_is_counted() -> None:
     small = fill(Buffer(0, None), of_shards, [ROW])
     large = fill(Buffer(0, None), of_shards, [make_sequence(NUMBER, [7] * 100_000)])
     assert large.nbytes - small.nbytes == pytest.approx(4 * 100_000, rel=0.01)
+
+
+def test_records_with_an_outcome_are_counted_once_by_source_and_after_a_restart_too() -> None:
+    store = MemoryStore()
+    chain = Chain(store, DATASET, 0, "writer")
+    shards: list[list[Outcome | bytes]] = [[FAILURE, make_sequence(OTHER)], [ROW, make_sequence(OTHER)]]
+    for outcomes in shards:
+        assert chain.commit(fill(Buffer(chain.tail, chain.last_id), chain, outcomes))
+    again = Chain(store, DATASET, 0, "another")
+    again.refresh()
+    assert chain.outcomes == again.outcomes == {"test": 2}

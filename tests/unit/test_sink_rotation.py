@@ -28,7 +28,7 @@ def buffer(kept: int = 0, nbytes: int = 0, opened: float | None = None) -> Buffe
 
 
 def arrival(nbytes: int) -> Arrival:
-    return Arrival(0, b"", Refusal(None, b""), nbytes)  # type: ignore[arg-type]
+    return Arrival(0, b"", Refusal(None, b"", None), nbytes)  # type: ignore[arg-type]
 
 
 def test_each_limit_closes_a_shard() -> None:
