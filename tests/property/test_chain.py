@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow.parquet as pq
-import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.sequences import Failure, Outcome
 from services.kernel.errors import Retry
+from services.kernel.objects import open_store
 from services.kernel.store import Data, LocalStore, Store
 from services.sink.buffer import Buffer
 from services.sink.chain import Chain, claim
 from services.sink.verify import verify
 from tests.support.outcomes import DATASET, MemoryStore, fill, make_failure, make_sequence, numbers_in
+from tests.support.s3 import S3Server
 
 RECORDS = numbers_in(0, 6)
 # A row, another row and a failure of each record, and something unreadable.
@@ -140,6 +141,15 @@ def tiled_until(store: Store) -> int:
     return tail
 
 
+def copy(store: Store, directory: Path) -> None:
+    """All of the dataset as files."""
+    for name in ("_dataset.json", *(f"partition=00000/{name}" for name in store.list("test/partition=00000"))):
+        path = directory / "test" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with store.open(f"test/{name}") as file:
+            path.write_bytes(file.read())
+
+
 def footer_of(shard: pq.ParquetFile) -> dict[str, Any]:
     return dict(json.loads((shard.metadata.metadata or {})[b"tokenhaul"]))
 
@@ -171,19 +181,32 @@ def check(root: Path, log: list[Outcome | bytes]) -> None:
     assert report.failures.get("engine_rejected", 0) == len(failures - first_rows.keys())
 
 
-@pytest.mark.parametrize("kind", ["memory", "files"])
-@settings(max_examples=50, deadline=None)
-@given(
-    log=st.lists(st.sampled_from(CHOICES), min_size=10, max_size=40),
-    actions=st.lists(ACTIONS, min_size=20, max_size=60),
-)
-def test_nothing_is_lost_and_nothing_is_there_twice(
-    kind: str, log: list[Outcome | bytes], actions: list[tuple[str, int, int]]
-) -> None:
+LOGS = st.lists(st.sampled_from(CHOICES), min_size=10, max_size=40)
+MANY_ACTIONS = st.lists(ACTIONS, min_size=20, max_size=60)
+
+
+def attack_and_check(store: Store, log: list[Outcome | bytes], actions: list[tuple[str, int, int]]) -> None:
+    claim(store, DATASET)
+    attack(store, log, actions)
     with tempfile.TemporaryDirectory() as directory:
-        store: Store = MemoryStore() if kind == "memory" else LocalStore(Path(directory))
-        claim(store, DATASET)
-        attack(store, log, actions)
-        if isinstance(store, MemoryStore):
-            store.copy_to(Path(directory))
+        copy(store, Path(directory))
         check(Path(directory), log)
+
+
+@settings(max_examples=60)
+@given(log=LOGS, actions=MANY_ACTIONS)
+def test_nothing_is_lost_and_nothing_is_there_twice(log: list[Outcome | bytes], actions: Any) -> None:
+    attack_and_check(MemoryStore(), log, actions)
+
+
+@settings(max_examples=40)
+@given(log=LOGS, actions=MANY_ACTIONS)
+def test_nor_in_files(log: list[Outcome | bytes], actions: Any) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        attack_and_check(LocalStore(Path(directory)), log, actions)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(log=LOGS, actions=MANY_ACTIONS)
+def test_nor_on_s3(s3: S3Server, log: list[Outcome | bytes], actions: Any) -> None:
+    attack_and_check(open_store(s3.fresh_root()), log, actions)

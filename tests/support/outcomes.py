@@ -115,9 +115,3 @@ class MemoryStore:
 
     def name(self, key: str) -> str:
         return f"memory:{key}"
-
-    def copy_to(self, directory: Path) -> None:
-        """Write it all to files."""
-        for key, data in self.objects.items():
-            (directory / key).parent.mkdir(parents=True, exist_ok=True)
-            (directory / key).write_bytes(data)

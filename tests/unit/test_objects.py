@@ -1,0 +1,129 @@
+"""A real S3 server with everything that goes wrong before it: one writer is told that it created a key, and it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import get_args
+
+import pytest
+
+from services.kernel import objects
+from services.kernel.errors import Fatal, Retry
+from services.kernel.objects import open_store
+from services.kernel.store import Store, prove
+from tests.support.faulty_s3 import Fault, FaultyS3, faulty_s3
+from tests.support.s3 import BUCKET, S3Server
+
+FOR_EVER = 1000
+CHANGING = [fault for fault in get_args(Fault) if fault != "403"]
+
+
+@pytest.fixture
+def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """Before the server; stores opened now go through it, and wait no longer than a second."""
+    monkeypatch.setattr(objects, "_REQUEST", timedelta(seconds=1))
+    with faulty_s3(s3.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
+
+
+def content(store: Store, key: str) -> bytes:
+    with store.open(key) as file:
+        return file.read()
+
+
+def persistently(store: Store, key: str, data: bytes) -> bool:
+    """As the sink does: again, as long as it is not known."""
+    for _ in range(5):
+        try:
+            return store.create(key, data)
+        except Retry:
+            pass
+    raise AssertionError("never known")
+
+
+@pytest.mark.parametrize("fault", CHANGING)
+def test_a_fault_that_passes(fault: Fault, proxy: FaultyS3, s3: S3Server) -> None:
+    store = open_store(s3.fresh_root())
+    proxy.fail(fault, 2)
+    assert persistently(store, "d/a", b"mine")
+    assert proxy.met == 2 or fault.endswith("after")
+    assert content(store, "d/a") == b"mine"
+    proxy.fail(fault, 2)
+    assert not persistently(store, "d/a", b"theirs")
+    assert content(store, "d/a") == b"mine"
+
+
+@pytest.mark.parametrize("fault", CHANGING)
+def test_a_fault_that_stays_leaves_one_winner(fault: Fault, proxy: FaultyS3, s3: S3Server) -> None:
+    store = open_store(s3.fresh_root())
+    proxy.fail(fault, FOR_EVER)
+    mine = fault.endswith("after")  # then it is there, and can be seen
+    with nullcontext() if mine else pytest.raises(Retry, match=rf"store: s3://{BUCKET}/\d+/d/a: "):
+        assert store.create("d/a", b"mine")
+    proxy.recover()
+    assert store.create("d/a", b"theirs") != mine
+    assert content(store, "d/a") == (b"mine" if mine else b"theirs")
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+@pytest.mark.parametrize("fault", ["500", "reset", "403"])
+def test_reading_is_tried_again_and_then_named(method: str, fault: Fault, proxy: FaultyS3, s3: S3Server) -> None:
+    store = open_store(s3.fresh_root())
+    store.create("d/a", b"mine")
+    if fault in ("500", "reset"):
+        proxy.fail(fault, 2, method)
+        assert content(store, "d/a") == b"mine"
+    proxy.fail(fault, FOR_EVER, method)
+    with pytest.raises(Retry, match=rf"store: s3://{BUCKET}/\d+/d/a: "):
+        content(store, "d/a")
+    if method == "GET":
+        with pytest.raises(Retry, match=rf"store: s3://{BUCKET}/\d+/d"):
+            store.list("d")
+
+
+def test_an_answer_that_is_lost_and_no_way_to_look(proxy: FaultyS3, s3: S3Server) -> None:
+    store = open_store(s3.fresh_root())
+    proxy.fail("403", FOR_EVER, "HEAD")
+    with pytest.raises(Retry):
+        store.create("d/a", b"mine")
+    proxy.recover()
+    assert store.create("d/a", b"mine")  # the same bytes are the same writer's
+    assert not store.create("d/a", b"theirs")
+
+
+def test_parts_of_an_object_are_read(s3: S3Server) -> None:
+    store = open_store(s3.fresh_root())
+    store.create("a", bytes(range(100)))
+    with store.open("a") as file:
+        assert file.seek(-10, 2) == 90
+        assert file.read(4) == bytes(range(90, 94))
+        assert file.tell() == 94
+        assert file.read() == bytes(range(94, 100))
+        assert file.read(1) == b""
+        file.seek(50)
+        buffer = bytearray(3)
+        assert file.readinto(buffer) == 3  # type: ignore[attr-defined]
+        assert buffer == bytes([50, 51, 52])
+    with pytest.raises(Retry, match="not found"):
+        store.open("b")
+
+
+def test_who_may_only_create_can_prove_it(proxy: FaultyS3, s3: S3Server) -> None:
+    proxy.fail("403", FOR_EVER, "DELETE")
+    prove(open_store(s3.fresh_root()))
+
+
+@pytest.mark.parametrize("root", ["s3://", "s3:///x", "ftp://host/x", "s3://key:secret@bucket/x", "s3://bucket/x?y=1"])
+def test_a_root_that_is_none(root: str) -> None:
+    with pytest.raises(Fatal, match="is neither a directory nor s3://bucket/prefix"):
+        open_store(root)
+
+
+@pytest.mark.parametrize("root", ["gs://bucket/prefix", "az://container/prefix"])
+def test_other_clouds_are_known_by_name(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server of theirs is in the tests: this holds only that the library takes the name."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    assert open_store(root).name("a") == f"{root}/a"
