@@ -7,6 +7,8 @@ in flight when engines died, gets an engine for itself.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,11 +20,13 @@ _LEAST_CAPACITY = 64
 
 
 class Engines:
-    """The pool. Whoever changes what an engine takes calls `hand_out`. `paused`: only who has begun gets a place."""
+    """The pool. Whoever changes what an engine takes calls `hand_out`. While it is `paused`, and after `new_until` (of
+    time.monotonic), only who has begun gets a place."""
 
     def __init__(self) -> None:
         self.all: list[Engine] = []
         self.paused = False
+        self.new_until = math.inf
         self._begun: deque[asyncio.Future[Engine]] = deque()
         self._new: deque[asyncio.Future[Engine]] = deque()
         self._one_suspect = asyncio.Lock()
@@ -103,6 +107,6 @@ class Engines:
         for queue in (self._begun, self._new):
             while queue and queue[0].done():  # cancelled while it waited
                 queue.popleft()
-            if queue and not (self.paused and queue is self._new):
+            if queue and (queue is self._begun or not (self.paused or time.monotonic() >= self.new_until)):
                 return queue
         return None

@@ -15,31 +15,33 @@ class InFlight:
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
         self._fail = fail
-        self._tasks: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)
+        self._tasks: defaultdict[int, dict[int, asyncio.Task[None]]] = defaultdict(dict)
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def start(self, partition: int, work: Coroutine[None, None, None]) -> None:
-        """Work on a prompt of `partition`."""
-        task = asyncio.create_task(work)
+    def start(self, partition: int, offset: int, work: Coroutine[None, None, None]) -> None:
+        """Work on the prompt that stands there."""
         tasks = self._tasks[partition]
-        tasks.add(task)
+        tasks[offset] = task = asyncio.create_task(work)
         self._count += 1
 
         def ended(task: asyncio.Task[None]) -> None:
-            tasks.discard(task)
+            if tasks.get(offset) is task:
+                del tasks[offset]
             self._count -= 1
             if not task.cancelled() and (error := task.exception()) is not None:
                 self._fail(error)
 
         task.add_done_callback(ended)
 
-    def cancel(self, partition: int) -> None:
-        """The partition went to somebody else. Cancelling closes the connections: the engines stop generating."""
-        for task in self._tasks.pop(partition, ()):
-            task.cancel()
+    def cancel(self, partition: int, unless: Callable[[int], bool]) -> None:
+        """Somebody else has the partition, or has done those offsets. Cancelling closes the connections: the engines
+        stop generating."""
+        for offset, task in list(self._tasks[partition].items()):
+            if not unless(offset):
+                task.cancel()
 
     async def finish(self, seconds: float) -> None:
         """Let all end within `seconds`."""
@@ -55,4 +57,4 @@ class InFlight:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _all(self) -> set[asyncio.Task[None]]:
-        return set().union(*self._tasks.values())
+        return {task for tasks in self._tasks.values() for task in tasks.values()}

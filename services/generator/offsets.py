@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -33,15 +34,20 @@ class Offsets:
         consumer: AIOKafkaConsumer,
         admin: AIOKafkaAdminClient,
         fail: Callable[[BaseException], None],
-        on_lost: Callable[[int], None],
+        cancel: Callable[[int, Callable[[int], bool]], None],
+        session_seconds: float,
         metrics: GeneratorMetrics,
         *,
         from_start: bool,
     ) -> None:
         self.member: Member[Tracker] = Member(consumer, topics.prompts, self, fail)
         self._topics, self._consumer, self._admin = topics, consumer, admin
-        self._on_lost, self._metrics, self._from_start = on_lost, metrics, from_start
+        self._cancel, self._metrics, self._from_start = cancel, metrics, from_start
+        self._session_seconds = session_seconds
         self._committed: dict[int, tuple[int, str]] = {}
+        self.ours_until = 0.0
+        """Until then (time.monotonic) nobody else has our partitions: Kafka has just heard of us. A process that was
+        frozen, or cut off, must not begin what another member may have done meanwhile."""
 
     async def note_positions(self) -> None:
         """After a poll whose records were all taken in: markers behind them are passed too."""
@@ -51,12 +57,17 @@ class Offsets:
                 tracker.passed(position)
 
     async def commit(self) -> None:
-        """Commit every watermark that moved, with what is done beyond it."""
+        """Commit every watermark that moved, with what is done beyond it. Accepted, it proves that all are ours."""
         trackers = self.member.states
         state = {partition: (tracker.watermark, tracker.metadata()) for partition, tracker in trackers.items()}
-        moved = {partition: value for partition, value in state.items() if self._committed.get(partition) != value}
+        now = time.monotonic()
+        if self.ours_until - now < self._session_seconds / 2:
+            moved = state  # nothing may have moved for long: asked for the sake of the answer
+        else:
+            moved = {partition: value for partition, value in state.items() if self._committed.get(partition) != value}
         if moved and await self.member.commit(moved):
             self._committed |= moved
+            self.ours_until = now + self._session_seconds
         elif moved:
             self._metrics.commit_failures.inc()
         for partition, (watermark, _) in state.items():
@@ -75,11 +86,14 @@ class Offsets:
     async def load(self, partition: int, state: Tracker | None) -> tuple[Tracker, int]:
         """What was committed last, merged with what this member still knows."""
         self._committed.pop(partition, None)
+        asked = time.monotonic()
         restored = await self._restore(partition)
         if state is None:
             state = restored
         else:
             state.merge(restored)
+            self._cancel(partition, state.is_open)
+        self.ours_until = max(self.ours_until, asked + self._session_seconds)
         return state, state.watermark
 
     async def before_rebalance(self) -> None:
@@ -90,7 +104,7 @@ class Offsets:
     def lost(self, partition: int, state: Tracker) -> None:
         """Somebody else has the partition."""
         self._metrics.forget_lag(self._topics.prompts, partition)
-        self._on_lost(partition)
+        self._cancel(partition, lambda _: False)
 
     async def _restore(self, partition: int) -> Tracker:
         prompts = TopicPartition(self._topics.prompts, partition)

@@ -64,6 +64,7 @@ class Generator:
             context.health.beat()
             context.health.set_ready(because="" if member.loaded else "no partition is assigned and loaded yet")
             engines.paused = parts.budget.closed()
+            engines.new_until = parts.offsets.ours_until
             # Twice what the engines hold: a place that gets free is filled at once, without a turn through Kafka.
             room = 0 if engines.paused else 2 * engines.capacity - len(in_flight)
             with_room = [p for p, tracker in member.states.items() if tracker.room_for(tracker.high + 1)]
@@ -79,7 +80,7 @@ class Generator:
         if rewind is not None:
             parts.offsets.member.seek(partition, rewind)
         for offset in taken:
-            parts.in_flight.start(partition, self._work(parts, tracker, records[offset]))
+            parts.in_flight.start(partition, offset, self._work(parts, tracker, records[offset]))
         self.metrics.taken(len(taken), len(parts.in_flight))
 
     async def _work(self, parts: Parts, tracker: Tracker, record: ConsumerRecord) -> None:

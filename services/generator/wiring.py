@@ -57,7 +57,16 @@ async def connect(
     http = await stack.enter_async_context(sglang.http_client(trust, settings.api_key))
     in_flight = InFlight(context.fail)
     stack.push_async_callback(in_flight.close)
-    offsets = Offsets(names, consumer, admin, context.fail, in_flight.cancel, metrics, from_start=settings.from_start)
+    offsets = Offsets(
+        names,
+        consumer,
+        admin,
+        context.fail,
+        in_flight.cancel,
+        kafka.settings.session_timeout_seconds,
+        metrics,
+        from_start=settings.from_start,
+    )
     stack.push_async_callback(offsets.member.close)
     budget = Budget(settings, view, publisher, names.control, kafka.settings.instance)
     await budget.begin()

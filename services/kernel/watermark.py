@@ -41,6 +41,10 @@ class Tracker:
         """How many delivered offsets are not done."""
         return len(self._pending)
 
+    def is_open(self, offset: int) -> bool:
+        """Whether `offset` was delivered and is not done."""
+        return offset in self._pending
+
     def room_for(self, offset: int) -> bool:
         """Whether `offset` can be taken in without the metadata ever outgrowing Kafka's limit."""
         if offset < self.high or not self._pending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
@@ -111,7 +112,11 @@ async def test_a_paused_pool_serves_only_who_has_begun() -> None:
     engines._release(await retried)
     await turns()
     assert not new.done(), "no engine hears of it while a budget is used up"
-    engines.paused = False
+    engines.paused, engines.new_until = False, 0.0
+    engines.hand_out()
+    await turns()
+    assert not new.done(), "nor while the partitions may be somebody else's"
+    engines.new_until = math.inf
     engines.hand_out()
     assert (await new).url == A
     assert engines.waiting == 0
