@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help install install-test demo test test-sglang bench bench-generator check k8s-check format docs clean
+.PHONY: help install install-test demo test test-sglang bench bench-generator chaos chaos-short check k8s-check format docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -43,6 +43,12 @@ bench: install-test ## every speed and size budget beside its reference (10 min,
 
 bench-generator: install-test ## what a record costs the generator, how full it keeps engines (6 min, an idle machine)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench.generator
+
+chaos: install-test ## 200 faults and more on a cluster of three nodes, then a judge (20 min) [SEED=n MINUTES=15]
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.chaos.run $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),15)
+
+chaos-short: install-test ## the same for 2 minutes [SEED=n]
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.chaos.run $(if $(SEED),--seed $(SEED)) --minutes 2
 
 check: install-test ## style, strict types, import rules
 	$(BIN)/ruff check services schemas tests

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -277,7 +277,18 @@ async def caught_up(admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, grou
 async def close(client: Any) -> None:
     """Stop a client without hanging on a broker that is gone."""
     stop = client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop()
+    task = asyncio.create_task(_stopped(stop))
     try:
-        await asyncio.wait_for(stop, 10.0)
+        await asyncio.wait_for(task, 10.0)
     except (KafkaError, OSError, TimeoutError) as error:
         log.warning("closing a Kafka client: %r", error, extra={"action": "kafka_close"})
+
+
+async def _stopped(stop: Coroutine[None, None, None]) -> None:
+    try:
+        await stop
+    except asyncio.CancelledError:
+        # aiokafka's consumer waits for tasks it has cancelled, and one that slept is reported as our own cancellation.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise

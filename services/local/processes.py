@@ -36,6 +36,11 @@ class Child:
         return self._process.pid
 
     @property
+    def status(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.poll()
+
+    @property
     def done(self) -> bool:
         """It ended by itself, with status 0."""
         return self._process.poll() == 0

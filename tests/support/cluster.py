@@ -109,6 +109,14 @@ class Cluster:
         self.signal(node, signal.SIGCONT)
         self._frozen.discard(node)
 
+    def heal(self, node: int) -> None:
+        """Whatever was done to the node: afterwards it runs and takes clients."""
+        if node in self._frozen:
+            self.thaw(node)
+        if self._children[node].status is not None:
+            self.start(node)
+        self.wait(node)
+
     def signal(self, node: int, number: signal.Signals) -> None:
         """Any other signal."""
         os.kill(self._children[node].pid, number)
