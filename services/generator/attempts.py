@@ -127,17 +127,24 @@ class Attempts:
                 engine.window.refused(time.monotonic(), engine.in_flight)
             case sglang.EngineDown():
                 engine.probe_now.set()
-            case sglang.ConnectionLost() if engine.router or await engine.died():
+            case sglang.WorkerLost():
+                self._death(trail, alone=alone)
+            case sglang.ConnectionLost() if await engine.died():
+                if not engine.router:  # which no prompt can kill
+                    self._death(trail, alone=alone)
                 cause = "engine_death"
-                trail.deaths += 1
-                if alone:
-                    raise Reject(FailureReason.ENGINE_KILLER, f"{trail.deaths} engines died with it, the last alone")
             case sglang.Aborted():
                 self._metrics.waste("abort", retry.tokens)
                 trail.charged += 1
             case _:
                 trail.charged += 1
         self._metrics.retried(cause)
+
+    @staticmethod
+    def _death(trail: _Trail, *, alone: bool) -> None:
+        trail.deaths += 1
+        if alone:
+            raise Reject(FailureReason.ENGINE_KILLER, f"{trail.deaths} engines died with it, the last alone")
 
     async def _attempt(self, prompt: Prompt, engine: Engine, trail: _Trail, so_far: list[int]) -> Output:
         limit = self._room(prompt, len(so_far))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,8 @@ from services.kernel.settings import Secret
 
 _BODY_SHOWN = 500
 _WORKER_LOST = "call_upstream_request_error"
+_DYING_SECONDS = 1.0
+"""A router says the same of a worker that died of a request (which takes seconds) and of one that was gone before."""
 
 
 class Request(msgspec.Struct, omit_defaults=True):
@@ -70,6 +73,10 @@ class ConnectionLost(Retry):
     """It broke while the request was with the engine, which may have died of it."""
 
 
+class WorkerLost(Retry):
+    """A router's worker broke the connection after it had the request for a while: it may have died of it."""
+
+
 class Aborted(Retry):
     """Status 200 and no data: somebody aborted the request. `tokens` were generated for nothing."""
 
@@ -96,6 +103,7 @@ def http_client(trust: ssl.SSLContext | None = None, api_key: Secret | None = No
 async def generate(http: httpx.AsyncClient, url: str, request: Request, seconds: float) -> Answer:
     """Ask the engine at `url`. Cancelled, the connection closes and the engine stops generating. Raises Retry,
     Reject(FailureReason) or Fatal."""
+    began = time.monotonic()
     try:
         async with asyncio.timeout(seconds):
             response = await http.post(
@@ -109,7 +117,7 @@ async def generate(http: httpx.AsyncClient, url: str, request: Request, seconds:
             raise EngineDown("engine_down", f"no connection to {url}: {error!r}") from error
         raise ConnectionLost("connection_lost", f"{url} closed the connection: {error!r}") from error
     if response.status_code != 200:
-        raise _refusal(url, response)
+        raise _refusal(url, response, time.monotonic() - began)
     return _answer(url, response.content)
 
 
@@ -131,14 +139,16 @@ def _answer(url: str, content: bytes) -> Answer:
     return answer
 
 
-def _refusal(url: str, response: httpx.Response) -> Retry | Reject:
+def _refusal(url: str, response: httpx.Response, seconds: float) -> Retry | Reject:
     """Errors come in three body shapes, and as plain text: the status decides."""
     status, detail = response.status_code, f"{url} answered {response.status_code}: {response.text[:_BODY_SHOWN]}"
     if status == 500 and _WORKER_LOST in response.text:
-        return ConnectionLost("worker_lost", detail)
+        return WorkerLost("worker_lost", detail) if seconds > _DYING_SECONDS else Retry("worker_down", detail)
+    # Nothing is wrong with the prompt in the next two: it must not fail because of what is wrong around it.
     if status in (401, 403):
-        # Nothing is wrong with the prompt: it must not fail because a key was changed on one side first.
         return EngineBusy(f"http_{status}", f"{detail} (is TOKENHAUL_GENERATOR_API_KEY right?)")
+    if status in (404, 405):
+        return EngineBusy(f"http_{status}", f"{detail} (is it an SGLang server, or a proxy that hides its /generate?)")
     if status in (429, 503):
         return EngineBusy(f"http_{status}", detail, _retry_after(response))
     if status == 408 or status >= 500:

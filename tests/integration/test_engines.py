@@ -25,6 +25,7 @@ from tests.support.processes import tokenhaul
 from tests.support.stream import create_topics, eventually, make_prompt, mark_idle, publish, read_outcomes, running
 
 POISON = 1000
+DYING_SECONDS = 1.1
 
 
 @pytest.fixture
@@ -99,10 +100,16 @@ async def router(workers: list[str]) -> tuple[web.AppRunner, str]:
 
     async def generate(request: web.Request) -> web.Response:
         body = await request.read()
-        async with httpx.AsyncClient(timeout=30) as http:
-            answer = await http.post(
-                f"{workers[0]}/generate", content=body, headers={"content-type": "application/json"}
-            )
+        try:
+            async with httpx.AsyncClient(timeout=30) as http:
+                answer = await http.post(
+                    f"{workers[0]}/generate", content=body, headers={"content-type": "application/json"}
+                )
+        except httpx.TransportError as error:
+            if not isinstance(error, httpx.ConnectError):
+                await asyncio.sleep(DYING_SECONDS)  # how long a process takes to die
+            lost = {"error": {"type": "Internal Server Error", "code": "call_upstream_request_error"}}
+            return web.json_response(lost, status=500)
         return web.Response(body=answer.content, status=answer.status_code, content_type="application/json")
 
     app = web.Application()
