@@ -76,7 +76,28 @@ class Probes(msgspec.Struct, tag="probes.v1", frozen=True, kw_only=True, omit_de
     probes: list[Probe]
 
 
-Control = Dataset | Idle | Cancel | Halt | Spent | Probes
+class Regenerated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a command: prompts that stand on the topic for it, and ids that no prompt on the topic had."""
+
+    prompts: int
+    missing: int
+    done_at: float
+
+
+class Regenerate(msgspec.Struct, tag="regenerate.v1", frozen=True, kw_only=True, omit_defaults=True):
+    """Ask the prompts with these ids (16 bytes each, one after the other) again as `revision`, with another
+    max_new_tokens if one is given. Ingest replaces it by one that is `done` and has no ids any more."""
+
+    command: str
+    ids: bytes
+    revision: int
+    max_new_tokens: int | None = None
+    reason: str
+    created_at: float
+    done: Regenerated | None = None
+
+
+Control = Dataset | Idle | Cancel | Halt | Spent | Probes | Regenerate
 
 HALT_KEY = b"halt"
 PROBES_KEY = b"probes"
@@ -95,3 +116,8 @@ def spent_key(member: str) -> bytes:
 def idle_key(run: str) -> bytes:
     """The key of a run's idle mark."""
     return f"idle/{run}".encode()
+
+
+def regenerate_key(command: str) -> bytes:
+    """The key of a command to ask prompts again."""
+    return f"regenerate/{command}".encode()

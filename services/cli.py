@@ -46,6 +46,7 @@ _TOOLS = {
     "inspect": ("show rows as their tokens", "services.dataset.inspect"),
     "snapshot": ("keep a dataset as it is now under a name", "services.dataset.snapshot"),
     "export": ("write what trainers load, and a card that tells what it is", "services.dataset.export_command"),
+    "regenerate": ("ask for rows again, with the next revision", "services.dataset.regenerate"),
     "discard": ("exclude rows from all use, with a reason", "services.dataset.discard"),
     "topics": ("create the topics, or compare them with what they must be", "services.kernel.topics_command"),
 }

@@ -34,6 +34,7 @@ MESSAGES = (
     control.Halt,
     control.Spent,
     control.Probes,
+    control.Regenerate,
 )
 METRICS_INTRODUCTION = """# Metrics
 

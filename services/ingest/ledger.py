@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, ProducerFenced
 
 from schemas import ids
-from schemas.control import Idle, idle_key
+from schemas.control import Idle, Regenerate, idle_key, regenerate_key
 from schemas.cursors import Cursor
 from schemas.dead import DeadLetter
 from schemas.prompts import Prompt
@@ -109,6 +109,24 @@ class Ledger:
         await self._remember([ready.id for ready in new])
         tokens = sum(ready.tokens for ready in new)
         self._metrics.hauled(name, len(batch.lines), len(new), repeated, made.refused, tokens)
+
+    async def publish_again(self, prompts: Sequence[tuple[str, Ready]], done: Regenerate | None = None) -> None:
+        """One transaction: those of `prompts` (each with its source) that are not on the topic, and that their command
+        is done. Raises as `publish` does."""
+        new = {ready.id for ready in self._new([ready for _, ready in prompts])}
+        published = {ready.id: (source, ready) for source, ready in prompts if ready.id in new}
+        messages = [
+            _Message(self._kafka.topics.prompts, ready.value, Prompt, id=id) for id, (_, ready) in published.items()
+        ]
+        if done:
+            key = regenerate_key(done.command)
+            messages.append(_Message(self._kafka.topics.control, self._encoder.encode(done), Regenerate, key=key))
+        await self._commit(messages)
+        await self._remember(list(published))
+        for source in {source for source, _ in prompts}:
+            own = [ready for name, ready in published.values() if name == source]
+            repeated = sum(name == source for name, _ in prompts) - len(own)
+            self._metrics.hauled(source, 0, len(own), repeated, {}, sum(ready.tokens for ready in own))
 
     async def idle(self, run: str, sources: Iterable[str], stopped: Mapping[str, str]) -> None:
         """Say that this run's prompts are all on the topic, but for those of sources that are stopped. Raises as

@@ -17,7 +17,7 @@ from pathlib import Path
 from aiokafka.errors import KafkaError
 
 from schemas.control import Dataset
-from services.ingest import preflight, sources
+from services.ingest import preflight, regenerate, sources
 from services.ingest.ledger import Ledger
 from services.ingest.metrics import IngestMetrics
 from services.ingest.patience import Patience
@@ -25,7 +25,8 @@ from services.ingest.prompts import Made, PromptMaker
 from services.ingest.reader import Batch, Reader
 from services.ingest.settings import IngestSettings
 from services.ingest.sources import Sources
-from services.kernel import topics
+from services.kernel import control, topics
+from services.kernel.control import ControlView
 from services.kernel.errors import Retry, SettingsError
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.lifecycle import Context
@@ -58,9 +59,10 @@ class Ingest:
             try:
                 async with AsyncExitStack() as stack:
                     reader, ledger = await self._take_over(context, stack)
+                    commands = await stack.enter_async_context(control.following(self._kafka, context.spawn))
                     context.begin()
                     context.health.set_ready()
-                    await self._haul(context, reader, ledger)
+                    await self._haul(context, reader, ledger, commands)
                 return
             except (Retry, KafkaError) as error:
                 self.metrics.retried(error.cause if isinstance(error, Retry) else "kafka")
@@ -93,11 +95,12 @@ class Ingest:
         await asyncio.to_thread(reader.scan)
         return reader, ledger
 
-    async def _haul(self, context: Context, reader: Reader, ledger: Ledger) -> None:
+    async def _haul(self, context: Context, reader: Reader, ledger: Ledger, commands: ControlView) -> None:
         making: deque[tuple[Batch, asyncio.Task[Made]]] = deque()
         try:
             while not context.stopping.is_set():
                 context.health.beat()
+                await regenerate.apply(context, self._kafka, ledger, commands)
                 while len(making) < AHEAD and (batch := await asyncio.to_thread(reader.next)):
                     making.append((batch, asyncio.create_task(asyncio.to_thread(self._make, batch))))
                     self.metrics.records_in.inc(len(batch.lines))

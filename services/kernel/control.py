@@ -9,7 +9,19 @@ from contextlib import asynccontextmanager
 
 from aiokafka import ConsumerRecord
 
-from schemas.control import HALT_KEY, PROBES_KEY, Cancel, Control, Halt, Idle, Probes, Spent, cancel_key, idle_key
+from schemas.control import (
+    HALT_KEY,
+    PROBES_KEY,
+    Cancel,
+    Control,
+    Halt,
+    Idle,
+    Probes,
+    Regenerate,
+    Spent,
+    cancel_key,
+    idle_key,
+)
 from services.kernel.codec import Decoder
 from services.kernel.errors import Reject
 from services.kernel.kafka import Kafka, partitions_of
@@ -43,6 +55,11 @@ class ControlView:
         """What engines' tokenizers are held against, once ingest has written it."""
         message = self._latest.get(PROBES_KEY)
         return message if isinstance(message, Probes) else None
+
+    def regenerations(self) -> list[Regenerate]:
+        """All commands to ask prompts again, the oldest first; those not done are waiting for ingest."""
+        found = [message for message in self._latest.values() if isinstance(message, Regenerate)]
+        return sorted(found, key=lambda message: (message.created_at, message.command))
 
     def spent(self) -> list[Spent]:
         """What all generators have made in the epoch of now."""

@@ -13,12 +13,15 @@ from typing import Any
 
 import msgspec
 
+from schemas.control import Control
 from services.ingest import model, request
 from services.ingest.lines import Line, Lines, Mark, take_lines
 from services.ingest.prompts import PromptMaker
 from services.ingest.settings import IngestSettings
 from services.ingest.sources import Source
 from services.ingest.tokenizer import ChatTokenizer
+from services.kernel.codec import Decoder
+from services.kernel.control import ControlView
 from services.kernel.kafka import Kafka, KafkaSettings
 
 DATA = Path(__file__).parents[1] / "data"
@@ -107,6 +110,16 @@ class FakeKafka(Kafka):
         if error is not None:
             raise error
         self.on_commit()
+
+
+@asynccontextmanager
+async def following(kafka: FakeKafka, spawn: Any) -> AsyncIterator[ControlView]:
+    """As services.kernel.control.following: what stands on the control topic now."""
+    view = ControlView()
+    decoder: Decoder[Control] = Decoder(Control)  # type: ignore[arg-type]
+    for record in kafka.topic("control"):
+        view.update(record.key, decoder.decode(record.value))
+    yield view
 
 
 class FakeProducer:

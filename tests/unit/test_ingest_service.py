@@ -17,13 +17,13 @@ from services.ingest import sources
 from services.ingest.service import Ingest, make
 from services.ingest.settings import IngestSettings
 from services.ingest.tokenizer import ChatTokenizer
-from services.kernel import topics
+from services.kernel import control, topics
 from services.kernel.codec import Decoder
 from services.kernel.errors import Fatal, SettingsError
 from services.kernel.kafka import Kafka
 from services.kernel.lifecycle import Context, ProcessSettings
 from services.kernel.settings import load
-from tests.support.ingest import SMOLLM2, FakeKafka, chat
+from tests.support.ingest import SMOLLM2, FakeKafka, chat, following
 
 
 @pytest.fixture
@@ -76,6 +76,7 @@ def _frozen(monkeypatch: pytest.MonkeyPatch) -> None:
         return Dataset(name="d", model="the-model", partitions=4, created_at=0.0)
 
     monkeypatch.setattr(topics, "check", check)
+    monkeypatch.setattr(control, "following", following)
 
 
 def service(environ: dict[str, str], kafka: FakeKafka) -> Ingest:
