@@ -20,16 +20,18 @@ from collections.abc import Iterable
 from typing import BinaryIO
 
 import msgspec
+import numpy as np
 
 from schemas.control import Dataset
 from services.kernel.errors import Fatal
-from services.kernel.seen import pack
+from services.kernel.seen import Ids, pack
 from services.kernel.store import Store
 from services.sink import parquet
 from services.sink.buffer import Buffer, Seen
 from services.sink.parquet import DamagedShard, Footer
 
 DATASET_FILE = "_dataset.json"
+_BATCH_IDS = 1 << 20
 SHARD = re.compile(r"(\d{20})\.parquet")
 
 
@@ -109,9 +111,17 @@ class Chain:
         """Read the shards from the tail on: the whole chain at first, later what others added. Raises Fatal for a chain
         that is not whole and Retry when the store does not answer."""
         with self._lock:
-            for start in starts(self._store.list(self._folder)):
-                if start >= self.tail:
-                    self._read(start)
+            read: list[Ids] = []  # many shards' ids together: the index is filled faster by few large batches
+            try:
+                for start in starts(self._store.list(self._folder)):
+                    if start >= self.tail:
+                        read.append(self._read(start))
+                        if sum(map(len, read)) > _BATCH_IDS:
+                            self.seen.rows.add(np.concatenate(read))
+                            read.clear()
+            finally:  # the tail has moved beyond them
+                if read:
+                    self.seen.rows.add(np.concatenate(read))
 
     def commit(self, buffer: Buffer) -> int | None:
         """Make `buffer`, which begins at the tail, the next shard; return its bytes. None: another writer was first.
@@ -129,7 +139,8 @@ class Chain:
     def _advance(self, end: int, last_id: bytes | None) -> None:
         self.tail, self.last_id = end, last_id
 
-    def _read(self, start: int) -> None:
+    def _read(self, start: int) -> Ids:
+        """Move the tail over the shard that begins there; the ids of its rows, which are yet to be added."""
         key = f"{self._folder}/{shard_name(start)}"
         name = self._store.name(key)
         if start != self.tail:
@@ -143,9 +154,9 @@ class Chain:
                 last_id = bytes.fromhex(footer.last_id) if footer.last_id else None
         if len(rows) != footer.rows:
             raise DamagedShard(f"{name} has {len(rows)} rows, its footer says {footer.rows}")
-        self.seen.rows.add(rows)
         self.seen.failures.add(failures)
         self._advance(footer.end, last_id)
+        return rows
         self.outcomes = self.outcomes + Counter(footer.sources)
 
     def _check(self, footer: Footer, start: int, name: str) -> None:

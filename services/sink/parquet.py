@@ -10,17 +10,20 @@ damaged metadata Arrow makes other rows, or ends the process.
 from __future__ import annotations
 
 import io
+from binascii import unhexlify
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from services.kernel.errors import Fatal
-from services.kernel.seen import Ids, pack
+from services.kernel.seen import Ids, unpack
 from services.kernel.store import Data
 from services.sink.rows import SCHEMA, Row, table
 
@@ -45,6 +48,7 @@ _STATISTICS = ["prompt_length", "output_length", "revision", "created_at", "gene
 _LEVEL = 6
 _GROUP_TOKENS = 4 * 1024 * 1024
 
+_ID_DIGITS = 32
 _MARK = b"\x00tokenhaul\xff\x00\xfe\x01seal"
 _DIGEST_BYTES = 16
 _SEAL_BYTES = len(_MARK) + 2 * _DIGEST_BYTES
@@ -176,6 +180,13 @@ def _digest(data: Data) -> bytes:
 
 
 def row_ids(shard: pq.ParquetFile) -> Ids:
-    """The ids of all rows."""
-    # All are 32 hex digits: together they are one text.
-    return pack([bytes.fromhex("".join(map(str, shard.read(columns=["id"]).column("id").to_pylist())))])
+    """The ids of all rows. Raises ValueError for what is no id."""
+    found = []
+    for column in shard.read(columns=["id"]).column("id").chunks:
+        chunk = cast(pa.StringArray, column)
+        if chunk.null_count or (np.asarray(pc.binary_length(chunk)) != _ID_DIGITS).any():
+            raise ValueError("an id is not 32 hex digits")
+        # All are equally long: together they are one text.
+        begin, texts = chunk.offset * _ID_DIGITS, chunk.buffers()[2]
+        found.append(unhexlify(memoryview(texts)[begin : begin + len(chunk) * _ID_DIGITS] if texts else b""))
+    return unpack(b"".join(found))

@@ -125,9 +125,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def nbytes(self) -> int:
         """About the memory it takes."""
-        texts = (self.messages, self.tools, self.metadata, self.sampling)
-        size = _OVERHEAD_BYTES + self.input_ids.nbytes + sum(len(text) for text in texts if text)
-        return size + (self.logprobs.nbytes if self.logprobs is not None else 0)
+        texts = len(self.messages or "") + len(self.tools or "") + len(self.metadata) + len(self.sampling)
+        logprobs = 0 if self.logprobs is None else self.logprobs.nbytes
+        return _OVERHEAD_BYTES + self.input_ids.nbytes + texts + logprobs
 
 
 def row(sequence: Sequence, offset: int) -> Row:
@@ -176,8 +176,9 @@ def row(sequence: Sequence, offset: int) -> Row:
         kafka_offset=offset,
     )
     # Found now it is one refused record; found while the shard is built it would stand in the way of all others.
-    numbers = (made.sample_index, made.revision, made.turn, made.num_retractions, made.effective_max_new_tokens)
-    if any(number not in _INT32 for number in (*numbers, made.attempts, made.reasoning_end or 0, *made.segments)):
+    counts = (made.attempts, made.num_retractions, made.effective_max_new_tokens, made.reasoning_end or 0)
+    numbers = (made.sample_index, made.revision, made.turn, *counts, *made.segments)
+    if min(numbers) not in _INT32 or max(numbers) not in _INT32:
         raise OverflowError("a number does not fit 32 bits")
     if made.created_at not in _MICROSECONDS or made.generated_at not in _MICROSECONDS:
         raise OverflowError("a time is no time")

@@ -193,20 +193,20 @@ def attack_and_check(store: Store, log: list[Outcome | bytes], actions: list[tup
         check(Path(directory), log)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(log=LOGS, actions=MANY_ACTIONS)
 def test_nothing_is_lost_and_nothing_is_there_twice(log: list[Outcome | bytes], actions: Any) -> None:
     attack_and_check(MemoryStore(), log, actions)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(log=LOGS, actions=MANY_ACTIONS)
 def test_nor_in_files(log: list[Outcome | bytes], actions: Any) -> None:
     with tempfile.TemporaryDirectory() as directory:
         attack_and_check(LocalStore(Path(directory)), log, actions)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(log=LOGS, actions=MANY_ACTIONS)
 def test_nor_on_s3(s3: S3Server, log: list[Outcome | bytes], actions: Any) -> None:
     attack_and_check(open_store(s3.fresh_root()), log, actions)
