@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Load exports of the demo with the real trainers. Nothing is skipped: what cannot be installed or imported fails.
+#   TRAINERS_HOME  the environment of the trainers  (default: $HOME/.cache/tokenhaul/trainers)
+#   TORCH_SPEC     what to give pip for torch       (default: torch==2.11.0; on Linux that is a CUDA build, 2 to 5 GB)
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+venv=${TRAINERS_HOME:-$HOME/.cache/tokenhaul/trainers}
+py=$venv/bin/python
+[ -x "$py" ] || "${PYTHON:-python3}" -m venv "$venv"
+pip() { "$py" -m pip --disable-pip-version-check --quiet "$@"; }
+
+# 1. The trainers, without what only training needs (SGLang, wandb, CUDA kernels): their loaders import none of it.
+#    torch 2.11.0 and transformers 5.8.1 are what specforge 0.2.0 asks for, and within what speculators 0.9.0 allows.
+read -ra torch <<<"${TORCH_SPEC:-torch==2.11.0}"
+"$py" -c 'import torch' 2>/dev/null || pip install "${torch[@]}"
+# shellcheck disable=SC2102
+pip install 'transformers==5.8.1' 'datasets>=4,<=5.1.0' tqdm numpy pydantic pydantic-settings pyyaml safetensors \
+  aiohttp httpx 'openai>=2' 'loguru>=0.7.2,<=0.7.3' protobuf psutil rich typer click pytest
+pip install --no-deps specforge==0.2.0 speculators==0.9.0 hs-connectors==0.9.0
+
+# 2. tokenhaul beside them, for the files only PyTorch writes. Its transformers is newer than the trainers': export
+#    does without.
+"$py" - "$root/pyproject.toml" <<'PY' | xargs -d '\n' "$py" -m pip --disable-pip-version-check --quiet install -c <(grep -vE '^(transformers|datasets|huggingface_hub|tokenizers|typer|tqdm)==' "$root/constraints.txt")
+import sys, tomllib
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+wanted = project["dependencies"] + project["optional-dependencies"]["export"]
+print(*(name for name in wanted if not name.startswith(("transformers", "tokenizers"))), sep="\n")
+PY
+
+# 3. The demo: real prompts, a real model, a real Kafka. Then its exports, and the trainers' loaders on them.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 HF_HOME=$work/hf PYTHONPATH=$root
+python -m services.cli demo --out "$work/demo" --max-new-tokens "${MAX_NEW_TOKENS:-96}"
+cd "$work"
+TRAINERS_DEMO=$work/demo "$py" -m pytest -q -c /dev/null --noconftest -p no:cacheprovider "$here/loaders.py"
