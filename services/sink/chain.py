@@ -156,8 +156,8 @@ class Chain:
             raise DamagedShard(f"{name} has {len(rows)} rows, its footer says {footer.rows}")
         self.seen.failures.add(failures)
         self._advance(footer.end, last_id)
-        return rows
         self.outcomes = self.outcomes + Counter(footer.sources)
+        return rows
 
     def _check(self, footer: Footer, start: int, name: str) -> None:
         expected = {
