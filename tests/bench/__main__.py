@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.bench.table import Line, machine, read, show, write
 
-BENCHES = ("sizes", "generator")
+BENCHES = ("sizes", "chain", "generator")
 LONG: tuple[str, ...] = ()
 
 

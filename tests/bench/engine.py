@@ -17,15 +17,18 @@ import random
 import re
 from collections import deque
 
-OUTPUT_IDS = [*range(1000, 1199), 2]
+OUTPUT_IDS = 200
 _FIELDS = re.compile(rb'"rid": ?"([^"]*)", ?"input_ids": ?\[([^]]*)\]')
-_IDS = json.dumps(OUTPUT_IDS, separators=(",", ":"))
 
 
 class Places:
     """Who may be served now. `used` and `open` add up seconds of places, for the share that was busy."""
 
-    def __init__(self, count: int, median: float, sigma: float) -> None:
+    def __init__(self, count: int, median: float, sigma: float, output_ids: int = OUTPUT_IDS) -> None:
+        self.output_ids = output_ids
+        # As uneven as the ids of a text, and as little repeated: what writes them has to compress them.
+        ids = [min(49_000, int(random.Random(n).expovariate(1 / 5000))) + 3 for n in range(output_ids - 1)]
+        self.ids = ",".join(map(str, [*ids, 2]))
         self.count, self._median, self._sigma = count, median, sigma
         self._random = random.Random(1)
         self._queue: deque[Connection] = deque()
@@ -98,27 +101,28 @@ class Connection(asyncio.Protocol):
         elif path == b"/places":
             self._places.set(int(self._body))
             self._send(b"{}")
-        else:
+        elif path in (b"/ready", b"/health"):
             self._send(b"{}")
+        else:
+            self._send(b"{}", b"404 Not Found")
 
     def answer(self) -> None:
         """What every request is answered."""
         rid, prompt_ids = _FIELDS.search(self._body).groups()  # type: ignore[union-attr]
         prompt = prompt_ids.count(b",") + 1
         text = (
-            f'{{"text":"","output_ids":{_IDS},"meta_info":{{"id":"{rid.decode()}","finish_reason":{{"type":"stop","matched":2}},'
-            f'"prompt_tokens":{prompt},"completion_tokens":{len(OUTPUT_IDS)},"weight_version":"default"}}}}'
+            f'{{"text":"","output_ids":[{self._places.ids}],"meta_info":{{"id":"{rid.decode()}","finish_reason":{{"type":"stop","matched":2}},'
+            f'"prompt_tokens":{prompt},"completion_tokens":{self._places.output_ids},"weight_version":"default"}}}}'
         )
         self._send(text.encode())
 
-    def _send(self, body: bytes) -> None:
-        self._transport.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-        )
+    def _send(self, body: bytes, status: bytes = b"200 OK") -> None:
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(body))
+        self._transport.write(head + body)
 
 
 async def _main(args: argparse.Namespace) -> None:
-    places = Places(args.places, args.median, args.sigma)
+    places = Places(args.places, args.median, args.sigma, args.output)
     server = await asyncio.get_running_loop().create_server(lambda: Connection(places), "127.0.0.1", args.port)
     print(json.dumps({"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}), flush=True)
     await server.serve_forever()
@@ -130,4 +134,5 @@ if __name__ == "__main__":
     parser.add_argument("--places", type=int, default=64)
     parser.add_argument("--median", type=float, default=0.0)
     parser.add_argument("--sigma", type=float, default=1.2)
+    parser.add_argument("--output", type=int, default=OUTPUT_IDS, help="ids of an answer")
     asyncio.run(_main(parser.parse_args()))

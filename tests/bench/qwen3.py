@@ -82,6 +82,15 @@ def pieces(ids: list[int], length: int) -> list[list[int]]:
     return [ids[start : start + length] for start in range(0, len(ids), length)]
 
 
+def decode(rows: list[list[int]]) -> list[str]:
+    """The texts of rows of ids."""
+    return _tokenizer().decode_batch(rows)
+
+
 def _encode(texts: list[str]) -> list[int]:
-    tokenizer = Tokenizer.from_file(str(directory() / "tokenizer.json"))
-    return [id for text in tokenizer.encode_batch_fast(texts, add_special_tokens=False) for id in text.ids]
+    return [id for text in _tokenizer().encode_batch_fast(texts, add_special_tokens=False) for id in text.ids]
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(directory() / "tokenizer.json"))
