@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help install install-test demo test test-sglang test-trainers bench bench-growth bench-generator chaos chaos-short check k8s-check format docs clean
+.PHONY: help install install-test demo test test-sglang test-trainers bench bench-growth bench-generator bench-sink chaos chaos-short check k8s-check format docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -47,6 +47,9 @@ test-trainers: install-test ## load the demo's exports with specforge and specul
 bench-growth: install-test ## what a record costs as records, partitions and lengths grow (15 min); docs/growth.png
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench.growth
 	$(BIN)/python -m tests.bench.plots
+
+bench-sink: install-test ## what a token costs the sink beside Arrow's own writer; its index (1 min, an idle machine)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench sink
 
 bench-generator: install-test ## what a record costs the generator, how full it keeps engines (6 min, an idle machine)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench.generator

@@ -14,7 +14,7 @@ from binascii import unhexlify
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -45,7 +45,15 @@ _DICTIONARY = [
 ]
 # What readers choose rows by.
 _STATISTICS = ["prompt_length", "output_length", "revision", "created_at", "generated_at", "kafka_offset"]
-_LEVEL = 6
+WRITING: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 6,
+    "use_dictionary": _DICTIONARY,
+    "write_statistics": _STATISTICS,
+    "write_page_checksum": True,
+}
+"""How columns become pages."""
+
 _GROUP_TOKENS = 4 * 1024 * 1024
 
 _ID_DIGITS = 32
@@ -91,15 +99,7 @@ class DamagedShard(Fatal):
 def encode(rows: Sequence[Row], footer: Footer) -> memoryview:
     """The bytes of a shard."""
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(
-        sink,
-        SCHEMA,
-        compression="zstd",
-        compression_level=_LEVEL,
-        use_dictionary=_DICTIONARY,  # type: ignore[arg-type]  # the stubs know only bool
-        write_statistics=_STATISTICS,
-        write_page_checksum=True,
-    ) as writer:
+    with pq.ParquetWriter(sink, SCHEMA, **WRITING) as writer:
         if rows:  # datasets refuses a file with an empty row group, but takes one with none
             tokens = sum(len(row.input_ids) for row in rows)
             writer.write_table(table(rows), row_group_size=max(1, len(rows) * _GROUP_TOKENS // tokens))

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tests.bench.table import Line, machine, read, show, write
 
-BENCHES = ("sizes", "chain", "generator")
-LONG: tuple[str, ...] = ()
+BENCHES = ("sizes", "chain", "generator", "sink")
+LONG = ("sink",)
 
 
 def main() -> None:
