@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Callable
 
-import httpx
 import msgspec
 
 from schemas.prompts import Prompt
@@ -22,6 +21,7 @@ from services.generator import checks, sglang
 from services.generator.checks import Output
 from services.generator.engine import Engine
 from services.generator.engines import Engines
+from services.generator.http import Http
 from services.generator.metrics import GeneratorMetrics
 from services.generator.settings import GeneratorSettings
 from services.generator.sglang import Request
@@ -50,7 +50,7 @@ class Attempts:
         self,
         settings: GeneratorSettings,
         engines: Engines,
-        http: httpx.AsyncClient,
+        http: Http,
         metrics: GeneratorMetrics,
         cancelled: Callable[[str, float], bool],
     ) -> None:

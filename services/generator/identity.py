@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
 import msgspec
+
+from services.generator.http import Http
 
 _SECONDS = 30.0
 
@@ -22,8 +23,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     router: bool = False
 
 
-async def read(http: httpx.AsyncClient, url: str) -> Identity:
-    """Ask. Routes that are not there are no harm; raises httpx.HTTPError or TimeoutError when nobody answers,
+async def read(http: Http, url: str) -> Identity:
+    """Ask. Routes that are not there are no harm; raises HttpError or TimeoutError when nobody answers,
     ValueError when the key is refused."""
     server = await _get(http, f"{url}/get_server_info")
     model = await _get(http, f"{url}/get_model_info")
@@ -60,12 +61,12 @@ def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2].lower()
 
 
-async def _get(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
+async def _get(http: Http, url: str) -> dict[str, Any]:
     async with asyncio.timeout(_SECONDS):
         response = await http.get(url)
-    if response.status_code in (401, 403):
-        raise ValueError(f"{url} answered {response.status_code}: is TOKENHAUL_GENERATOR_API_KEY right?")
-    if response.status_code != 200:
+    if response.status in (401, 403):
+        raise ValueError(f"{url} answered {response.status}: is TOKENHAUL_GENERATOR_API_KEY right?")
+    if response.status != 200:
         return {}
     try:
         return msgspec.json.decode(response.content, type=dict[str, Any])

@@ -1,23 +1,16 @@
-"""What is said to an SGLang server, and what its answers mean for a request: an answer, Retry or Reject.
-
-The transport is aiohttp's under httpx's API: plain httpx costs 10 to 20 ms of CPU a request at 512 in flight.
-"""
+"""What is said to an SGLang server, and what its answers mean for a request: an answer, Retry or Reject."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from typing import Any
 
-import aiohttp
-import httpx
 import msgspec
-from httpx_aiohttp import AiohttpTransport
 
 from schemas.sequences import FailureReason
+from services.generator.http import Broken, Http, NoConnection, Response
 from services.kernel.errors import Fatal, Reject, Retry
-from services.kernel.settings import Secret
 
 _BODY_SHOWN = 500
 _WORKER_LOST = "call_upstream_request_error"
@@ -89,34 +82,20 @@ _decode = msgspec.json.Decoder(Answer).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def http_client(trust: ssl.SSLContext | None = None, api_key: Secret | None = None) -> httpx.AsyncClient:
-    """One client for all engines: `trust` says whose certificates count (None: the usual ones), `api_key` is sent with
-    every request. Deadlines are set per call, as a whole; the pool has no limit of its own."""
-    limits = httpx.Limits(max_connections=0, keepalive_expiry=15.0)  # 0: without it aiohttp stops at 100
-    return httpx.AsyncClient(
-        transport=AiohttpTransport(verify=trust or True, limits=limits),
-        timeout=httpx.Timeout(None, connect=10.0),
-        headers={"Authorization": f"Bearer {api_key.reveal()}"} if api_key else None,
-    )
-
-
-async def generate(http: httpx.AsyncClient, url: str, request: Request, seconds: float) -> Answer:
+async def generate(http: Http, url: str, request: Request, seconds: float) -> Answer:
     """Ask the engine at `url`. Cancelled, the connection closes and the engine stops generating. Raises Retry,
     Reject(FailureReason) or Fatal."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(seconds):
-            response = await http.post(
-                f"{url}/generate", content=_encode(request), headers={"Content-Type": "application/json"}
-            )
+            response = await http.post(f"{url}/generate", _encode(request))
     except TimeoutError as error:
         raise Retry("timeout", f"no answer of {url} within {seconds:.0f} s") from error
-    except httpx.TransportError as error:
-        # httpx-aiohttp names a connection lost half-way like one never made: only the cause tells them apart.
-        if isinstance(error.__cause__, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-            raise EngineDown("engine_down", f"no connection to {url}: {error!r}") from error
-        raise ConnectionLost("connection_lost", f"{url} closed the connection: {error!r}") from error
-    if response.status_code != 200:
+    except NoConnection as error:
+        raise EngineDown("engine_down", str(error)) from error
+    except Broken as error:
+        raise ConnectionLost("connection_lost", str(error)) from error
+    if response.status != 200:
         raise _refusal(url, response, time.monotonic() - began)
     return _answer(url, response.content)
 
@@ -139,9 +118,9 @@ def _answer(url: str, content: bytes) -> Answer:
     return answer
 
 
-def _refusal(url: str, response: httpx.Response, seconds: float) -> Retry | Reject:
+def _refusal(url: str, response: Response, seconds: float) -> Retry | Reject:
     """Errors come in three body shapes, and as plain text: the status decides."""
-    status, detail = response.status_code, f"{url} answered {response.status_code}: {response.text[:_BODY_SHOWN]}"
+    status, detail = response.status, f"{url} answered {response.status}: {response.text[:_BODY_SHOWN]}"
     if status == 500 and _WORKER_LOST in response.text:
         return WorkerLost("worker_lost", detail) if seconds > _DYING_SECONDS else Retry("worker_down", detail)
     # Nothing is wrong with the prompt in the next two: it must not fail because of what is wrong around it.
@@ -156,7 +135,7 @@ def _refusal(url: str, response: httpx.Response, seconds: float) -> Retry | Reje
     return Reject(FailureReason.ENGINE_REJECTED, detail)
 
 
-def _retry_after(response: httpx.Response) -> float | None:
+def _retry_after(response: Response) -> float | None:
     """Seconds of the Retry-After header; a date in it is not worth a clock comparison."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdigit() else None

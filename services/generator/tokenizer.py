@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import httpx
 import msgspec
 
 from schemas.control import Probe, Probes
+from services.generator.http import Http
 
 log = logging.getLogger("tokenhaul.engines")
 
@@ -28,17 +28,17 @@ class _Tokens(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Tokens).decode
 
 
-async def disagreement(http: httpx.AsyncClient, url: str, probes: Probes) -> str | None:
+async def disagreement(http: Http, url: str, probes: Probes) -> str | None:
     """How the tokenizer at `url` differs from the probes; None if it does not, or if the engine has none to ask, which
-    is said. Raises ValueError for an answer that is none, httpx.HTTPError or TimeoutError when nobody answers."""
+    is said. Raises ValueError for an answer that is none, HttpError or TimeoutError when nobody answers."""
     body = {"model": "default", "prompt": [probe.text for probe in probes.probes], "add_special_tokens": False}
     async with asyncio.timeout(_SECONDS):
-        response = await http.post(f"{url}/v1/tokenize", json=body)
-    if response.status_code in (429, 503):
-        raise ValueError(f"/v1/tokenize answered {response.status_code}")
-    if response.status_code != 200:  # old servers have no such route, those with --skip-tokenizer-init no tokenizer
+        response = await http.post(f"{url}/v1/tokenize", msgspec.json.encode(body))
+    if response.status in (429, 503):
+        raise ValueError(f"/v1/tokenize answered {response.status}")
+    if response.status != 200:  # old servers have no such route, those with --skip-tokenizer-init no tokenizer
         log.warning(
-            "the tokenizer of %s is not compared with ingest's: /v1/tokenize answered %d", url, response.status_code,
+            "the tokenizer of %s is not compared with ingest's: /v1/tokenize answered %d", url, response.status,
             extra={"action": "engine"},
         )  # fmt: skip
         return None

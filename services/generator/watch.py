@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-import httpx
-
 from schemas.control import Probes
 from services.generator import identity, status, tokenizer
 from services.generator.engine import Engine
 from services.generator.engines import Engines
+from services.generator.http import Http, HttpError
 from services.generator.metrics import GeneratorMetrics
 from services.generator.settings import GeneratorSettings
 from services.generator.window import Load, Window
@@ -45,7 +44,7 @@ class Watch:
         label: str,
         probes: Callable[[], Probes | None],
         pool: Engines,
-        http: httpx.AsyncClient,
+        http: Http,
         metrics: GeneratorMetrics,
     ) -> None:
         self._settings, self._label, self._probes, self._pool = settings, label, probes, pool
@@ -111,7 +110,7 @@ class Watch:
             if not known and (refused := await self._meet(engine)):
                 return f"refused: {refused}"
             load = await status.load(self._http, engine.url)
-        except (httpx.HTTPError, TimeoutError, ValueError) as error:
+        except (HttpError, TimeoutError, ValueError) as error:
             return f"no answer: {error!r}"
         if load is None:
             if not self._settings.window:

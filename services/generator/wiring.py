@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from services.generator import sglang
 from services.generator.attempts import Attempts
 from services.generator.budget import Budget
 from services.generator.engines import Engines
+from services.generator.http import HttpClient
 from services.generator.in_flight import InFlight
 from services.generator.metrics import GeneratorMetrics
 from services.generator.offsets import Offsets
@@ -54,7 +54,7 @@ async def connect(
         kafka.started(lambda: kafka.consumer(names.generator_group, "read_committed"))
     )
     publisher = await stack.enter_async_context(Publisher(kafka, context.spawn, metrics.producers_replaced.inc))
-    http = await stack.enter_async_context(sglang.http_client(trust, settings.api_key))
+    http = await stack.enter_async_context(HttpClient(trust, settings.api_key))
     in_flight = InFlight(context.fail)
     stack.push_async_callback(in_flight.close)
     offsets = Offsets(

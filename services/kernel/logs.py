@@ -51,5 +51,4 @@ def configure(form: Literal["auto", "json", "human"], level: str) -> None:
     # aiokafka logs every attempt at a broker that is away, by the dozen a second. Our own lines say that it is away,
     # and what a listener raises ends the service (services/kernel/partitions.py).
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.captureWarnings(True)

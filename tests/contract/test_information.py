@@ -10,6 +10,7 @@ import pytest
 
 from schemas.control import Probe, Probes
 from services.generator import tokenizer
+from services.generator.http import HttpClient
 from tests.contract.recordings import (
     PROMPT,
     assert_consistent,
@@ -119,14 +120,15 @@ async def test_tokenize_gives_the_recorded_ids(client: httpx.AsyncClient, engine
     assert answer.json() == {**body_of("17g-tokenize"), "max_model_len": engine.context}
 
 
-async def test_a_tokenizer_is_held_against_probes(client: httpx.AsyncClient, engine: Subject) -> None:
+async def test_a_tokenizer_is_held_against_probes(engine: Subject) -> None:
     if engine.name == "fake":
         pytest.skip("its tokenizer is none of a model")
     texts = [Probe("hello world", [28120, 905]), Probe("<|im_start|>hello", [1, 28120])]
     probes = Probes(tokenizer_fingerprint="", probes=texts)
-    assert await tokenizer.disagreement(client, engine.url, probes) is None
-    texts[1] = Probe("<|im_start|>hello", [1, 28121])
-    said = await tokenizer.disagreement(client, engine.url, probes)
+    async with HttpClient() as http:
+        assert await tokenizer.disagreement(http, engine.url, probes) is None
+        texts[1] = Probe("<|im_start|>hello", [1, 28121])
+        said = await tokenizer.disagreement(http, engine.url, probes)
     assert said is not None
     assert "'<|im_start|>hello' ingest made 2 ids, at 0 [1, 28121], /v1/tokenize makes 2, there [1, 28120]" in said
 

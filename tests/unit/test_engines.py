@@ -22,6 +22,7 @@ from services.generator.settings import GeneratorSettings
 from services.generator.watch import Watch
 from services.generator.window import Window
 from services.kernel.errors import Stopped
+from tests.support.http import Answering
 from tests.support.stream import eventually
 
 A, B = "http://a:1", "http://b:1"
@@ -161,14 +162,14 @@ async def watched(
 ) -> AsyncIterator[Engines]:
     """A pool that is kept true by probes which `answer` answers."""
     settings = GeneratorSettings(engines=urls, window=2, **given)
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-        engines = Engines()
-        watching = asyncio.create_task(Watch(settings, "m", probes, engines, http, GeneratorMetrics()).run())
-        try:
-            yield engines
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+    engines = Engines()
+    watch = Watch(settings, "m", probes, engines, Answering(answer), GeneratorMetrics())
+    watching = asyncio.create_task(watch.run())
+    try:
+        yield engines
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 def well(request: httpx.Request) -> httpx.Response:

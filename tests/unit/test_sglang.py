@@ -11,6 +11,7 @@ from services.generator import sglang
 from services.generator.sglang import Aborted, Answer, EngineBusy, Request, WorkerLost
 from services.kernel.errors import Fatal, Reject, Retry
 from tests.contract.recordings import load
+from tests.support.http import Answering
 
 REQUEST = Request("r", [1, 2, 3], {"max_new_tokens": 8})
 
@@ -20,7 +21,6 @@ async def ask(response: httpx.Response) -> Answer:
 
     def engine(request: httpx.Request) -> httpx.Response:
         assert (request.method, str(request.url)) == ("POST", "http://engine/generate")
-        assert request.headers["content-type"] == "application/json"
         assert msgspec.json.decode(request.content) == {
             "rid": "r",
             "input_ids": [1, 2, 3],
@@ -28,8 +28,7 @@ async def ask(response: httpx.Response) -> Answer:
         }
         return response
 
-    async with httpx.AsyncClient(transport=httpx.MockTransport(engine)) as http:
-        return await sglang.generate(http, "http://engine", REQUEST, 5.0)
+    return await sglang.generate(Answering(engine), "http://engine", REQUEST, 5.0)
 
 
 def recorded(case: str) -> httpx.Response:
