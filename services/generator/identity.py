@@ -70,5 +70,5 @@ async def _get(http: Http, url: str) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(response.content, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}  # another server's page: what is missing then is refused

@@ -105,7 +105,7 @@ def _answer(url: str, content: bytes) -> Answer:
         answer = _decode(content)
     except msgspec.ValidationError as error:
         raise Reject(FailureReason.BAD_ANSWER, f"answer of {url} is not one of /generate: {error}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Retry("not_json", f"answer of {url} is not JSON: {error}") from error
     finish = answer.meta_info.finish_reason
     if finish.type == "abort":

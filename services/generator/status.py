@@ -49,7 +49,7 @@ async def load(http: Http, url: str) -> Load | None:
         return None
     try:
         ranks = _decode(response.content).loads
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"/v1/loads answered {response.status}: {error}") from error
     return Load(
         running=sum(rank.num_running_reqs for rank in ranks),

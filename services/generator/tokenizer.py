@@ -44,7 +44,7 @@ async def disagreement(http: Http, url: str, probes: Probes) -> str | None:
         return None
     try:
         answers = _decode(response.content).tokens
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"/v1/tokenize: {error}") from error
     if len(answers) != len(probes.probes):
         raise ValueError(f"/v1/tokenize answered {len(answers)} lists for {len(probes.probes)} texts")

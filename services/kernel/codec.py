@@ -54,5 +54,5 @@ class Decoder(Generic[T]):
             return self._unpack(packed)
         except zstandard.ZstdError as error:
             raise Reject("undecodable", f"not one zstd frame of known size: {error}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:  # the latter: lists in lists in lists ...
             raise Reject("undecodable", str(error)) from error

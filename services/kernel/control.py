@@ -107,8 +107,8 @@ async def following(
         partitions = await kafka.patiently(lambda: partitions_of(admin, kafka.topics.control))
     async with kafka.started(lambda: kafka.consumer(None, "read_committed")) as consumer:
         consumer.assign(partitions)
-        ends = await consumer.end_offsets(partitions)
-        for partition, offset in (await consumer.beginning_offsets(partitions)).items():
+        ends = await kafka.patiently(lambda: consumer.end_offsets(partitions))
+        for partition, offset in (await kafka.patiently(lambda: consumer.beginning_offsets(partitions))).items():
             consumer.seek(partition, offset)
 
         async def take(timeout_ms: int) -> None:

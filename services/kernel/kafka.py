@@ -16,7 +16,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import KafkaError, KafkaTimeoutError, for_code
 from msgspec import Meta
 
 from services.kernel.errors import Fatal, Stopped
@@ -187,7 +187,7 @@ class Kafka:
             try:
                 return await ask()
             except KafkaError as error:
-                if not error.retriable:
+                if not may_pass(error):
                     raise
                 wait = backoff.next()
                 log.warning(
@@ -216,8 +216,8 @@ class Kafka:
             partitions = await self.patiently(lambda: partitions_of(admin, topic))
         async with self.started(lambda: self.consumer(None, isolation)) as consumer:
             consumer.assign(partitions)
-            ends = await consumer.end_offsets(partitions)
-            begins = await consumer.beginning_offsets(partitions)
+            ends = await self.patiently(lambda: consumer.end_offsets(partitions))
+            begins = await self.patiently(lambda: consumer.beginning_offsets(partitions))
             for partition in partitions:
                 consumer.seek(partition, begins[partition])
             behind = {partition for partition in partitions if begins[partition] < ends[partition]}
@@ -227,6 +227,11 @@ class Kafka:
                         yield record
                 # A transaction marker is no record: only the position tells that the end is reached.
                 behind = {p for p in behind if await consumer.position(p) < ends[p]}
+
+
+def may_pass(error: KafkaError) -> bool:
+    """Whether the same request may work later. aiokafka says no of its own time-outs, which is wrong."""
+    return bool(error.retriable) or isinstance(error, KafkaTimeoutError)
 
 
 async def _answers(address: str) -> bool:

@@ -21,6 +21,8 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from services.kernel import failpoints
+from services.kernel.kafka import may_pass
+from services.kernel.retry import Backoff
 
 log = logging.getLogger("tokenhaul.partitions")
 
@@ -125,7 +127,7 @@ class Member(Generic[S]):
                 log.info("commit refused, partitions are being moved: %r", error, extra={"action": "commit"})
                 return False
             except KafkaError as error:
-                if not error.retriable:
+                if not may_pass(error):
                     raise
                 log.warning("commit failed, trying again: %r", error, extra={"action": "commit"})
                 return False
@@ -163,8 +165,17 @@ class Member(Generic[S]):
         self._loading[partition] = asyncio.create_task(self._load(partition))
 
     async def _load(self, partition: int) -> None:
+        backoff = Backoff(base=0.5, cap=15.0)
         try:
-            state, offset = await self._handler.load(partition, self._states.get(partition))
+            while True:
+                try:
+                    state, offset = await self._handler.load(partition, self._states.get(partition))
+                    break
+                except KafkaError as error:
+                    if not may_pass(error):
+                        raise
+                    log.warning("partition %d not loaded, trying again: %r", partition, error, extra={"action": "load"})
+                    await asyncio.sleep(backoff.next())
             self._states[partition] = state
             self.seek(partition, offset)
             self._ready.add(partition)

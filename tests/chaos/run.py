@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.chaos import evidence
 from tests.chaos.checker import judge
 from tests.chaos.schedule import Fault, schedule
-from tests.chaos.world import DATASET, World, wait_until_it_runs
+from tests.chaos.world import DATASET, World
 
 
 def main() -> int:
@@ -52,11 +52,11 @@ def main() -> int:
 def _run(world: World, faults: list[Fault], settle: float) -> list[str]:
     began = time.monotonic()
     with world:
-        wait_until_it_runs(world)
+        world.wait_until_it_runs()
         print(f"it runs after {time.monotonic() - began:.0f} s", flush=True)
         began = time.monotonic()
         for fault in faults:
-            time.sleep(max(0.0, began + fault.at - time.monotonic()))
+            world.wait(began + fault.at)
             print(fault, flush=True)
             world.hurt(fault)
         try:

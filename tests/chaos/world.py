@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Self
 
@@ -27,7 +29,8 @@ PARTITIONS = 6
 SLOTS = 16
 _ENGINE_SECONDS = 0.3
 _START_SECONDS = 90.0
-_BY_ITSELF = (None, 0, -signal.SIGKILL, 137)  # 137: an engine that dies as its script says
+# A second SIGTERM ends a service at once, as does the first before it has begun; 137: an engine that dies by script.
+_BY_ITSELF = (None, 0, -signal.SIGKILL, -signal.SIGTERM, 137)
 
 
 class Process:
@@ -38,7 +41,6 @@ class Process:
         self._command, self._environ = command, dict(environ)
         self.held_until = 0.0
         """Not to be started again before then (time.monotonic)."""
-        self.frozen = False
         self.child = Child(name, command, log, environ)
 
     def signal(self, number: signal.Signals) -> None:
@@ -53,7 +55,7 @@ class Process:
 
 
 class World:
-    """Everything that runs, in `folder`. `short` makes less of it."""
+    """Everything that runs, in `folder`."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -61,12 +63,13 @@ class World:
         self.processes: dict[str, Process] = {}
         self.journal = folder / "journal.jsonl"
         self.unexpected: list[str] = []
-        self.faults = 0
         self._sources = folder / "sources"
         self._chance = random.Random(seed)
-        self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._feeder = threading.Thread(target=self._feed, daemon=True)
+        self._numbers = count()
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._held: dict[int, float] = {}
         self._engine_ports = dict(zip(ENGINES, free_ports(len(ENGINES)), strict=True))
 
     @property
@@ -106,59 +109,73 @@ class World:
             self._add(name, self._engine_command(name), {"OMP_NUM_THREADS": "1"})
         for name in SERVICES:
             self._add(name, [*TOKENHAUL, name.partition("-")[0]], self._settings(name))
-        for target in (self._feed, self._supervise):
-            self._threads.append(threading.Thread(target=target, daemon=True))
-            self._threads[-1].start()
+        self._feeder.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
+        if self._feeder.is_alive():
+            self._feeder.join(30)
         for process in self.processes.values():
             process.signal(signal.SIGCONT)
         end([process.child for process in self.processes.values()], 20)
         self.cluster.__exit__()
 
+    def wait(self, until: float) -> None:
+        """Until then (time.monotonic), pauses end when they are over, and what has ended is started again.
+
+        All of it in this one thread: a child dies with the thread that started it."""
+        while True:
+            now = time.monotonic()
+            while self._later and self._later[0][0] <= now:
+                heapq.heappop(self._later)[2]()
+            for process in self.processes.values():
+                if process.child.status is not None and now >= process.held_until:
+                    self._judge_end(process)
+                    self._note(Fault(0.0, "ended", process.name))
+                    process.start()
+            for node, held_until in self._held.items():
+                if now >= held_until and not self.cluster.runs(node):
+                    self.cluster.start(node)
+            if now >= until:
+                return
+            time.sleep(min(0.1, max(0.0, until - now)))
+
+    def wait_until_it_runs(self) -> None:
+        """Until the first rows have landed."""
+        wait_for(lambda: any(self.root.glob(f"{DATASET}/partition=*/*.parquet")), _START_SECONDS)
+
     def hurt(self, fault: Fault) -> None:
-        """Do what `fault` says. What lasts ends by a timer."""
-        self.faults += 1
+        """Do what `fault` says. What lasts ends while `wait` is called."""
         if fault.target.startswith("kafka-"):
+            self._note(fault)
             self._hurt_broker(fault, int(fault.target.removeprefix("kafka-")))
             return
         process = self.processes[fault.target]
+        if fault.kind == "engine":
+            self._script(fault)
+            return
+        self._note(fault)
         match fault.kind:
             case "kill":
-                self._note(fault)
                 process.held_until = time.monotonic() + fault.seconds
                 process.signal(signal.SIGKILL)
             case "restart":
-                self._note(fault)
                 process.signal(signal.SIGTERM)
-            case "freeze" if not process.frozen:
-                self._note(fault)
-                process.frozen = True
+            case "freeze":
                 process.signal(signal.SIGSTOP)
-                self._later(fault.seconds, lambda: self._thaw(process))
+                self._after(fault.seconds, lambda: process.signal(signal.SIGCONT))
             case "failpoint":
-                self._note(fault)
-                with self._lock:
-                    process.signal(signal.SIGKILL)
-                    process.child.wait_or_kill(time.monotonic() + 10)
-                    process.start(failpoint=fault.detail)
-            case "engine":
-                self._script(fault)
+                process.signal(signal.SIGKILL)
+                process.child.wait_or_kill(time.monotonic() + 10)
+                process.start(failpoint=fault.detail)
 
     def finish(self, seconds: float) -> None:
         """Stop feeding and hurting, let every service come to its end (`--until-idle`). Raises AssertionError."""
         self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-        for node in self.cluster.nodes:
-            self.cluster.heal(node)
-        for name in ENGINES:
-            if self.processes[name].child.status is not None:
-                self.processes[name].start()
+        self._feeder.join(60)
+        self.wait(max([time.monotonic(), *(at for at, _, _ in self._later), *self._held.values()]) + 1.0)
+        self.cluster.heal()
         services = [self.processes[name] for name in SERVICES]
         for process in services:
             process.signal(signal.SIGCONT)
@@ -178,35 +195,22 @@ class World:
             time.sleep(0.2)
 
     def _hurt_broker(self, fault: Fault, node: int) -> None:
-        self._note(fault)
+        self._held[node] = time.monotonic() + fault.seconds
         match fault.kind:
             case "kill":
                 self.cluster.kill(node)
-                self._later(fault.seconds, lambda: self.cluster.start(node))
             case "restart":
-                self._later(0.0, lambda: self._bounce(node))
+                self.cluster.signal(node, signal.SIGTERM)
             case "freeze":
                 self.cluster.freeze(node)
-                self._later(fault.seconds, lambda: self.cluster.thaw(node))
+                self._after(fault.seconds, lambda: self.cluster.thaw(node))
             case "isr":  # no majority of in-sync replicas, nor of controllers
                 other = node % len(self.cluster.nodes) + 1
+                self._held[other] = self._held[node]
                 self.cluster.kill(node)
                 self.cluster.kill(other)
-                self._later(fault.seconds, lambda: self._start(node, other))
             case "elect":
-                self._later(0.0, self.cluster.elect_preferred)
-
-    def _bounce(self, node: int) -> None:
-        self.cluster.stop(node)
-        self.cluster.start(node)
-
-    def _start(self, *nodes: int) -> None:
-        for node in nodes:
-            self.cluster.start(node)
-
-    def _thaw(self, process: Process) -> None:
-        process.frozen = False
-        process.signal(signal.SIGCONT)
+                self.cluster.elect_preferred()
 
     def _script(self, fault: Fault) -> None:
         url = f"http://127.0.0.1:{self._engine_ports[fault.target]}/fake/script"
@@ -216,25 +220,13 @@ class World:
             return  # it is down just now
         self._note(fault)
 
-    def _later(self, seconds: float, action: Callable[[], object]) -> None:
-        timer = threading.Timer(seconds, action)
-        timer.start()
-        self._threads.append(timer)
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._later, (time.monotonic() + seconds, next(self._numbers), action))
 
     def _note(self, fault: Fault) -> None:
         now = time.time()
         with self.journal.open("a") as journal:
             journal.write(json.dumps([fault.kind, fault.target, now, now + fault.seconds]) + "\n")
-
-    def _supervise(self) -> None:
-        while not self._stop.wait(0.1):
-            for process in self.processes.values():
-                with self._lock:
-                    if process.child.status is None or time.monotonic() < process.held_until:
-                        continue
-                    self._judge_end(process)
-                    self._note(Fault(0.0, "ended", process.name))
-                    process.start()
 
     def _judge_end(self, process: Process) -> None:
         status = process.child.status
@@ -293,8 +285,3 @@ class World:
             "TOKENHAUL_SINK_MAX_ROWS": "200",
             "TOKENHAUL_SINK_MAX_AGE_SECONDS": "2",
         }  # fmt: skip
-
-
-def wait_until_it_runs(world: World) -> None:
-    """Until the first rows have landed."""
-    wait_for(lambda: any(world.root.glob(f"{DATASET}/partition=*/*.parquet")), _START_SECONDS)

@@ -50,6 +50,7 @@ class Cluster:
         self._ports_of = {node: (ports.pop(), ports.pop(), ports.pop()) for node in self.nodes}
         self._children: dict[int, Child] = {}
         self._frozen: set[int] = set()
+        self._tools: list[Child] = []
 
     @property
     def bootstrap(self) -> list[str]:
@@ -71,7 +72,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         for node in list(self._frozen):
             self.thaw(node)
-        end(list(self._children.values()), 15)
+        end([*self._tools, *self._children.values()], 15)
 
     def start(self, node: int) -> None:
         """Start a node, for the first time or again."""
@@ -109,27 +110,35 @@ class Cluster:
         self.signal(node, signal.SIGCONT)
         self._frozen.discard(node)
 
-    def heal(self, node: int) -> None:
-        """Whatever was done to the node: afterwards it runs and takes clients."""
-        if node in self._frozen:
-            self.thaw(node)
-        if self._children[node].status is not None:
-            self.start(node)
-        self.wait(node)
+    def runs(self, node: int) -> bool:
+        """Whether its process is there, awake or not."""
+        return self._children[node].status is None
+
+    def heal(self) -> None:
+        """Whatever was done to the nodes: afterwards all run and take clients."""
+        for node in self.nodes:
+            if node in self._frozen:
+                self.thaw(node)
+            if not self.runs(node):
+                self.start(node)
+        for node in self.nodes:
+            self.wait(node)
 
     def signal(self, node: int, number: signal.Signals) -> None:
         """Any other signal."""
         os.kill(self._children[node].pid, number)
 
-    def tool(self, main: str, *arguments: str) -> str:
+    def tool(self, name: str, *arguments: str) -> str:
         """Run one of Kafka's command-line tools against the cluster; its output."""
-        result = subprocess.run(
-            ["java", "-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", f"{jars()}/*", main,
-             "--bootstrap-server", ",".join(self.bootstrap), *arguments],
-            capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
+        result = subprocess.run(self._tool(name, *arguments), capture_output=True, text=True, check=False, timeout=120)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
+
+    def _tool(self, name: str, *arguments: str) -> list[str]:
+        return [
+            "java", "-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", f"{jars()}/*",
+            f"org.apache.kafka.tools.{name}", "--bootstrap-server", ",".join(self.bootstrap), *arguments,
+        ]  # fmt: skip
 
     def move(self, assignment: Mapping[tuple[str, int], list[int]]) -> None:
         """Give partitions other replicas (the first of them the preferred leader); returns when Kafka took it on."""
@@ -139,13 +148,19 @@ class Cluster:
         }
         path = self._folder / "move.json"
         path.write_bytes(msgspec.json.encode(plan))
-        self.tool("org.apache.kafka.tools.reassign.ReassignPartitionsCommand", "--reassignment-json-file", str(path),
+        self.tool("reassign.ReassignPartitionsCommand", "--reassignment-json-file", str(path),
                   "--execute")  # fmt: skip
 
     def elect_preferred(self) -> None:
-        """Let every partition's first replica lead it again."""
-        self.tool("org.apache.kafka.tools.LeaderElectionCommand", "--election-type", "PREFERRED",
-                  "--all-topic-partitions")  # fmt: skip
+        """Ask for every partition's first replica to lead it again; nobody waits for it."""
+        self._tools.append(
+            Child(
+                "elect",
+                self._tool("LeaderElectionCommand", "--election-type", "PREFERRED", "--all-topic-partitions"),
+                self._folder / "tools.log",
+                os.environ,
+            )
+        )
 
     def _prepare(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
