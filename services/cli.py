@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 
 from services.generator.settings import BUDGETS, GeneratorSettings
@@ -37,6 +38,7 @@ _SERVICES = {
     "sink": ("write the outcomes to Parquet shards", "services.sink.service"),
 }
 _TOOLS = {
+    "push": ("hand records to an ingest that runs", "services.ingest.push"),
     "run": ("the whole pipeline on this machine, over your own files", "services.local.run"),
     "demo": ("the whole pipeline over the prompts that come with it", "services.local.demo"),
     "cancel": ("let a source's waiting prompts fail instead of generating them", "services.generator.command"),
@@ -64,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.{how}")
         if name in _SERVICES:
             command.add_argument("--until-idle", action="store_true", help="end when this run's work is done")
+            if name == "ingest" and argv[:1] == [name]:
+                importlib.import_module("services.ingest.oneoff").configure(command)
             if name == "generate":
                 add_options(command, GeneratorSettings, BUDGETS)
         elif argv[:1] == [name]:
@@ -74,6 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(*(f"tokenhaul: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
         return error.status
+    if arguments.command == "ingest" and arguments.files:
+        oneoff = importlib.import_module("services.ingest.oneoff")
+        make = partial(oneoff.make, arguments.files, arguments.max_new_tokens)
+        return lifecycle.run(make, oneoff.environment(arguments.files, os.environ), until_idle=True)
     if arguments.command in _SERVICES:
         make = importlib.import_module(_SERVICES[arguments.command][1]).make
         given = given_options(arguments, GeneratorSettings, BUDGETS) if arguments.command == "generate" else {}

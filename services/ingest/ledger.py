@@ -22,10 +22,10 @@ from schemas.dead import DeadLetter
 from schemas.prompts import Prompt
 from services.ingest import cursor as cursors
 from services.ingest import selection
+from services.ingest.intake import Part
 from services.ingest.lines import Mark
 from services.ingest.metrics import IngestMetrics
-from services.ingest.prompts import Made, Ready
-from services.ingest.reader import Batch
+from services.ingest.prompts import Ready
 from services.ingest.request import Request
 from services.ingest.sources import Source
 from services.kernel.codec import Decoder, Encoder, schema_of
@@ -87,33 +87,55 @@ class Ledger:
         self._requests = dict(requests)
         return marks
 
-    async def publish(self, batch: Batch, made: Made) -> None:
-        """One transaction: what of `made` is new, its letters, and the cursor behind `batch`.
+    async def publish(self, parts: Sequence[Part]) -> int:
+        """One transaction: what of `parts` is new, their letters, and the cursors behind them. How many are new.
 
         Raises Retry when Kafka did not take it (this ledger and its producer are then done with), Fatal when another
         ingest took over."""
-        name = batch.source.name
-        new = self._new(made.prompts)
-        repeated = len(made.prompts) - len(new)
-        stored = _resume(batch.source, self._requests[name], self._cursors.get((name, batch.file)), batch.file)
-        cursor = cursors.advance(stored, batch.mark, len(new), repeated, made.refused)
+        new = self._new([ready for part in parts for ready in part.made.prompts])
+        changed: dict[tuple[str, str], Cursor] = {}
+        fresh = []
+        for part in parts:
+            batch, made = part.batch, part.made
+            own = [one for ready in made.prompts if (one := new.pop(ready.id, None))]
+            fresh.append(own)
+            key = batch.source.name, batch.file
+            stored = changed.get(key) or _resume(
+                batch.source, self._requests[key[0]], self._cursors.get(key), batch.file
+            )
+            repeated = len(made.prompts) - len(own)
+            changed[key] = cursors.advance(stored, batch.mark, len(own), repeated, made.refused)
         topics = self._kafka.topics
+        letters = [letter for part in parts for letter in part.made.letters]
         await self._commit(
             [
-                *(_Message(topics.prompts, ready.value, Prompt, id=ready.id) for ready in new),
-                *(_Message(topics.dead, letter.value, DeadLetter, key=letter.key) for letter in made.letters),
-                _Message(topics.cursors, self._encoder.encode(cursor), Cursor, key=cursors.key(name, batch.file)),
+                *(_Message(topics.prompts, one.value, Prompt, id=one.id) for ready in fresh for one in ready),
+                *(_Message(topics.dead, letter.value, DeadLetter, key=letter.key) for letter in letters),
+                *(
+                    _Message(topics.cursors, self._encoder.encode(cursor), Cursor, key=cursors.key(*key))
+                    for key, cursor in changed.items()
+                ),
             ]
         )
-        self._cursors[name, batch.file] = cursor
-        await self._remember([ready.id for ready in new])
+        self._cursors |= changed
+        await self._remember([one.id for ready in fresh for one in ready])
+        for part, ready in zip(parts, fresh, strict=True):
+            self._told(part, ready)
+        return sum(map(len, fresh))
+
+    def _told(self, part: Part, new: list[Ready]) -> None:
+        """Count a part that is committed, and tell who waits for it."""
+        batch, made = part.batch, part.made
         tokens = sum(ready.tokens for ready in new)
-        self._metrics.hauled(name, len(batch.lines), len(new), repeated, made.refused, tokens)
+        repeated = len(made.prompts) - len(new)
+        self._metrics.hauled(batch.source.name, len(batch.lines), len(new), repeated, made.refused, tokens)
+        if part.published and not part.published.done():
+            part.published.set_result(frozenset(ready.id for ready in new))
 
     async def publish_again(self, prompts: Sequence[tuple[str, Ready]], done: Regenerate | None = None) -> None:
         """One transaction: those of `prompts` (each with its source) that are not on the topic, and that their command
         is done. Raises as `publish` does."""
-        new = {ready.id for ready in self._new([ready for _, ready in prompts])}
+        new = self._new([ready for _, ready in prompts])
         published = {ready.id: (source, ready) for source, ready in prompts if ready.id in new}
         messages = [
             _Message(self._kafka.topics.prompts, ready.value, Prompt, id=id) for id, (_, ready) in published.items()
@@ -136,11 +158,10 @@ class Ledger:
         mark = Idle(run=run, sources=totals, created_at=time.time())
         await self._commit([_Message(self._kafka.topics.control, self._encoder.encode(mark), Idle, key=idle_key(run))])
 
-    def _new(self, prompts: list[Ready]) -> list[Ready]:
-        """Those not on the topic, each once."""
+    def _new(self, prompts: Sequence[Ready]) -> dict[bytes, Ready]:
+        """Those not on the topic, each once, by id."""
         on_topic = self._seen.contains(pack([ready.id for ready in prompts]))
-        first = {ready.id: ready for ready, seen in zip(prompts, on_topic, strict=True) if not seen}
-        return list(first.values())
+        return {ready.id: ready for ready, seen in zip(prompts, on_topic, strict=True) if not seen}
 
     async def _remember(self, found: list[bytes]) -> None:
         # In a thread: every now and then the index grows, and moves millions of ids.

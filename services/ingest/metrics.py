@@ -41,6 +41,10 @@ class IngestMetrics(StageMetrics):
         self._stopped = self.gauge(
             "tokenhaul_ingest_source_stopped", "1: nothing more is read of the source; the log says why.", "source"
         )
+        self._backlog = self.gauge("tokenhaul_ingest_backlog", "Prompts that wait for the generators, about.")
+        self.reload_refused = self.gauge(
+            "tokenhaul_ingest_reload_refused", "1: the sources file was edited into something that is not taken."
+        )
         self.transaction_seconds = self.histogram(
             "tokenhaul_ingest_transaction_seconds",
             "From the beginning of a transaction to its commit.",
@@ -69,8 +73,11 @@ class IngestMetrics(StageMetrics):
         self.records_out.inc(published)
         self.last_record.set_to_current_time()
 
-    def progress(self, sources: Mapping[str, Progress], stopped: Mapping[str, str], in_progress: int) -> None:
-        """How far each source is, which ones are stopped, and the records being tokenized or published."""
+    def progress(
+        self, sources: Mapping[str, Progress], stopped: Mapping[str, str], in_progress: int, backlog: int
+    ) -> None:
+        """How far each source is, which ones are stopped, the records being tokenized or published, and what waits."""
+        self._backlog.set(backlog)
         for source, progress in sources.items():
             for counter in (self._seen, self._published, self._repeated, self._tokens):
                 counter.labels(source)  # shown at 0: a series that begins with its first increase hides it from rate()

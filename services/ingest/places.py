@@ -94,6 +94,11 @@ def input_of(name: str, open: Callable[[], BinaryIO]) -> Input:
     return Growing(open) if (shape, packing) == ("jsonl", "") else Stored(open, shape, packing)
 
 
+def file_input(path: Path) -> Input:
+    """The reader of a local file."""
+    return input_of(path.name, cast(Callable[[], BinaryIO], partial(open, path, "rb", buffering=_BUFFER)))
+
+
 def _names(pattern: str, folder: Path) -> list[str]:
     if (folder / pattern).is_file():
         return [pattern]
@@ -117,8 +122,7 @@ def _entry(path: Path) -> Entry | None:
     except OSError:
         return None  # gone since it was listed, or a link to nowhere
     version = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    opener = cast(Callable[[], BinaryIO], partial(open, path, "rb", buffering=_BUFFER))
-    return Entry(version, stat.st_size, partial(input_of, path.name, opener), stat.st_ino)
+    return Entry(version, stat.st_size, partial(file_input, path), stat.st_ino)
 
 
 def _within(path: Path, roots: Sequence[str]) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from services.kernel.settings import Settings
+from services.kernel.errors import SettingsError
+from services.kernel.settings import Secret, Settings
 
 
 class IngestSettings(Settings, frozen=True, kw_only=True):
@@ -36,6 +39,36 @@ class IngestSettings(Settings, frozen=True, kw_only=True):
         list[str],
         Meta(description="directories (and s3:// prefixes) that sources must stay in, links followed; empty: any"),
     ] = msgspec.field(default_factory=list)
+    backlog: Annotated[
+        int, Meta(ge=0, description="reading pauses while so many prompts wait for the generators; 0: never")
+    ] = 1_000_000
+    http_host: Annotated[str, Meta(description="address of POST /v1/prompts; other than loopback needs a token")] = (
+        "127.0.0.1"
+    )
+    http_port: Annotated[int, Meta(ge=0, le=65535, description="port of POST /v1/prompts; 0: not served")] = 0
+    http_token: Annotated[Secret, Meta(description="bearer token of POST /v1/prompts, and of `tokenhaul push`")] = (
+        Secret()
+    )
+    http_max_body_bytes: Annotated[int, Meta(ge=1024, description="a request's body may have so many bytes")] = (
+        268_435_456
+    )
     scan_seconds: Annotated[
         float, Meta(gt=0, le=60, description="how often files are looked for and looked at for new lines")
     ] = 5.0
+
+
+def check(settings: IngestSettings) -> None:
+    """What no single setting shows. Raises SettingsError."""
+    if not Path(settings.tokenizer).is_dir():
+        raise SettingsError(f"TOKENHAUL_INGEST_TOKENIZER={settings.tokenizer!r} is no directory")
+    if settings.http_port and not settings.http_token and not _is_loopback(settings.http_host):
+        raise SettingsError(
+            f"TOKENHAUL_INGEST_HTTP_HOST={settings.http_host!r} is open to others: set TOKENHAUL_INGEST_HTTP_TOKEN"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -33,7 +33,8 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Source(Asks, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One source: where its records are, how many of them are taken, and what is asked of each."""
 
-    files: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
+    files: list[Annotated[str, Meta(min_length=1)]] = msgspec.field(default_factory=list)
+    http: bool = False
     enabled: bool = True
     weight: Annotated[float, Meta(gt=0)] = 1.0
     limit: Annotated[int, Meta(ge=1)] | None = None
@@ -75,6 +76,8 @@ def load(path: str, roots: Sequence[str] = ()) -> Sources:
             source = asks.convert(item, Source)
             if source.name in {other.name for other in sources}:
                 raise ValueError("another source has this name")
+            if not source.files and not source.http:
+                raise ValueError("it has neither `files` nor `http: true`: nothing could come of it")
             if source.enabled:
                 places.check(source.files, folder, roots)
             sources.append(source)

@@ -7,7 +7,10 @@ be restarted, nor a rollout held, because an engine loads for ten minutes.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -32,6 +35,16 @@ class Health:
         if self._not_ready and not because:
             self.beat()
         self._not_ready = because
+
+    @contextmanager
+    def unready_after(self, seconds: float, because: str) -> Iterator[None]:
+        """Not ready while what is done inside takes longer than `seconds`."""
+        late = asyncio.get_running_loop().call_later(seconds, lambda: self.set_ready(because=because))
+        try:
+            yield
+        finally:
+            late.cancel()
+        self.set_ready()
 
     def set_kafka(self, *, away_because: str = "") -> None:
         """Kafka answers, or does not."""

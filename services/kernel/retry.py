@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class Backoff:
@@ -27,8 +27,14 @@ class Backoff:
 
 async def set_within(event: asyncio.Event, seconds: float) -> bool:
     """Wait for `event`, but no longer than `seconds`; whether it is set."""
+    return await any_set_within([event], seconds)
+
+
+async def any_set_within(events: Iterable[asyncio.Event], seconds: float) -> bool:
+    """Wait for one of `events`, but no longer than `seconds`; whether one is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True
+        return bool((await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED))[0])
+    finally:
+        for wait in waits:
+            wait.cancel()

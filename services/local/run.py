@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from services.generator.settings import BUDGETS, GeneratorSettings
+from services.ingest import oneoff
 from services.kernel import logs
 from services.kernel.errors import SettingsError, TokenhaulError
 from services.kernel.settings import add_options, given_options, load
@@ -154,17 +155,9 @@ def _locked(file: Path, out: Path) -> Iterator[None]:
 
 def _sources(files: list[Path], max_new_tokens: int | None) -> Sources:
     """One source for each of `files`, or those that the one YAML file declares. Raises SettingsError."""
-    missing = [str(file) for file in files if not file.exists()]
-    if missing:
-        raise SettingsError(f"no such file: {', '.join(missing)}")
-    if [file.suffix for file in files] in ([".yaml"], [".yml"]):
+    if oneoff.is_declaration(files):
         return declared(files[0])
-    if max_new_tokens is None:
-        raise SettingsError("--max-new-tokens N is required: how long may an answer be?")
-    return [
-        {"name": name, "files": [str(file.resolve())], "max_new_tokens": max_new_tokens}
-        for name, file in zip(_names(files), files, strict=True)
-    ]
+    return oneoff.of_files(files, max_new_tokens)
 
 
 def declared(file: Path) -> Sources:
@@ -173,17 +166,7 @@ def declared(file: Path) -> Sources:
         read = yaml.safe_load(file.read_text())
         sources: Sources = [dict(source) for source in read["sources"]]
         for source in sources:
-            source["files"] = [str(file.resolve().parent / name) for name in source["files"]]
+            source["files"] = [str(file.resolve().parent / name) for name in source.get("files", ())]
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise SettingsError(f"{file} declares no sources: {error!r} (docs/formats.md)") from error
     return sources
-
-
-def _names(files: list[Path]) -> list[str]:
-    """A name for each source: the file's, with a number behind where it would stand twice."""
-    names: list[str] = []
-    for file in files:
-        stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", file.stem).strip("-") or "source"
-        taken = sum(re.fullmatch(rf"{re.escape(stem)}(-\d+)?", name) is not None for name in names)
-        names.append(f"{stem}-{taken + 1}" if taken else stem)
-    return names

@@ -12,6 +12,7 @@ from schemas import ids
 from schemas.control import Control, Idle, SourceTotals
 from schemas.cursors import Cursor
 from services.ingest import ledger as ledger_module
+from services.ingest.intake import Part
 from services.ingest.ledger import Ledger
 from services.ingest.lines import Line, Mark
 from services.ingest.metrics import IngestMetrics
@@ -66,6 +67,10 @@ async def ledger(kafka: FakeKafka, metrics: IngestMetrics, begun: bool = True) -
     return opened
 
 
+async def publish(opened: Ledger, batch: Batch, made: Made) -> None:
+    await opened.publish([Part(batch, made)])
+
+
 def cursor(kafka: FakeKafka) -> Cursor:
     return Decoder(Cursor).decode(kafka.topic("cursors")[-1].value)
 
@@ -75,7 +80,7 @@ async def test_prompts_letters_and_cursor_go_together(metrics: IngestMetrics) ->
     kafka = FakeKafka()
     kafka.on_commit = lambda: transactions.append(sum(map(len, kafka.records.values())))
     opened = await ledger(kafka, metrics)
-    await opened.publish(batch(20, lines=3), made(ready(6), ready(7), refused="not_json"))
+    await publish(opened, batch(20, lines=3), made(ready(6), ready(7), refused="not_json"))
     assert transactions == [4]
     one, two = kafka.topic("prompts")
     assert (one.value, one.key, one.partition) == (b"value 6", None, 2)
@@ -95,15 +100,15 @@ async def test_nothing_is_published_twice(metrics: IngestMetrics) -> None:
     kafka = FakeKafka()
     kafka.topic("prompts").append(SimpleNamespace(value=b"value 1", headers=[("id", ready(1).id)]))
     opened = await ledger(kafka, metrics)
-    await opened.publish(batch(10), made(ready(1), ready(2), ready(2)))
-    await opened.publish(batch(20), made(ready(2), ready(3)))
+    await publish(opened, batch(10), made(ready(1), ready(2), ready(2)))
+    await publish(opened, batch(20), made(ready(2), ready(3)))
     assert [record.value for record in kafka.topic("prompts")] == [b"value 1", b"value 2", b"value 3"]
     assert (cursor(kafka).published, cursor(kafka).repeated) == (2, 3)
 
 
 async def test_a_batch_of_nothing_new_still_moves_the_cursor(metrics: IngestMetrics) -> None:
     kafka = FakeKafka()
-    await (await ledger(kafka, metrics)).publish(batch(10, lines=0), made())
+    await publish(await ledger(kafka, metrics), batch(10, lines=0), made())
     assert cursor(kafka).offset == 10
 
 
@@ -111,7 +116,7 @@ async def test_a_restart_goes_on_behind_the_last_cursor(metrics: IngestMetrics) 
     kafka = FakeKafka()
     opened = await ledger(kafka, metrics)
     for offset in (10, 20):
-        await opened.publish(batch(offset), made(ready(offset)))
+        await publish(opened, batch(offset), made(ready(offset)))
     again = await ledger(kafka, metrics, begun=False)
     assert again.begin([SOURCE], {"s": request()})["s"]["f.jsonl"].offset == 20
     with pytest.raises(Fatal, match="raise its revision to 1"):
@@ -129,7 +134,7 @@ async def test_a_cursor_of_a_later_version_stops_the_start(metrics: IngestMetric
 async def test_the_idle_mark_carries_the_totals(metrics: IngestMetrics) -> None:
     kafka = FakeKafka()
     opened = await ledger(kafka, metrics)
-    await opened.publish(batch(10), made(ready(1), refused="not_json"))
+    await publish(opened, batch(10), made(ready(1), refused="not_json"))
     await opened.idle("run-7", ["s", "empty"], {"empty": "broken"})
     (record,) = kafka.topic("control")
     assert (record.key, record.headers) == (b"idle/run-7", [("schema", b"idle.v1")])
@@ -144,7 +149,7 @@ async def test_the_idle_mark_carries_the_totals(metrics: IngestMetrics) -> None:
 async def test_another_ingest_is_made_way_for(metrics: IngestMetrics) -> None:
     opened = await ledger(FakeKafka(ProducerFenced()), metrics)
     with pytest.raises(Fatal, match="another ingest took over"):
-        await opened.publish(batch(10), made(ready(1)))
+        await publish(opened, batch(10), made(ready(1)))
 
 
 async def test_a_transaction_kafka_gave_up_is_tried_again(
@@ -154,21 +159,21 @@ async def test_a_transaction_kafka_gave_up_is_tried_again(
     monkeypatch.setattr(ledger_module, "TRANSACTION_SECONDS", 0.0)
     opened = await ledger(FakeKafka(ProducerFenced()), metrics)
     with pytest.raises(Retry, match="Kafka gave the transaction up"):
-        await opened.publish(batch(10), made(ready(1)))
+        await publish(opened, batch(10), made(ready(1)))
 
 
 async def test_a_failed_transaction_is_told_and_nothing_counts_as_published(metrics: IngestMetrics) -> None:
     kafka = FakeKafka(KafkaTimeoutError(), None)
     opened = await ledger(kafka, metrics)
     with pytest.raises(Retry, match="a transaction failed"):
-        await opened.publish(batch(10), made(ready(1)))
-    await opened.publish(batch(10), made(ready(1)))
+        await publish(opened, batch(10), made(ready(1)))
+    await publish(opened, batch(10), made(ready(1)))
     assert cursor(kafka).published == 1
 
 
 async def test_what_was_done_is_counted_by_source_and_reason(metrics: IngestMetrics) -> None:
     opened = await ledger(FakeKafka(), metrics)
-    await opened.publish(batch(10, lines=4), made(ready(1), ready(1), ready(2), refused="not_json"))
+    await publish(opened, batch(10, lines=4), made(ready(1), ready(1), ready(2), refused="not_json"))
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, labels)

@@ -65,7 +65,8 @@ async def run_ingest(kafka: FakeKafka, folder: Path) -> None:
     (folder / "s.jsonl").touch()
     file = folder / "sources.yaml"
     file.write_text("sources: [{name: s, files: [s.jsonl], max_new_tokens: 1}]")
-    service = Ingest(IngestSettings(sources_file=str(file), tokenizer=str(SMOLLM2)), kafka, sources.load(str(file)))
+    settings = IngestSettings(sources_file=str(file), tokenizer=str(SMOLLM2), backlog=0)
+    service = Ingest(settings, kafka, sources.load(str(file)))
     context = Context(ProcessSettings(run_id="r"), until_idle=True)
     await context.run(service.run(context))
 

@@ -80,7 +80,7 @@ def _frozen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def service(environ: dict[str, str], kafka: FakeKafka) -> Ingest:
-    settings = load(IngestSettings, {**environ, "TOKENHAUL_INGEST_BATCH_RECORDS": "2"})
+    settings = load(IngestSettings, {**environ, "TOKENHAUL_INGEST_BATCH_RECORDS": "2", "TOKENHAUL_INGEST_BACKLOG": "0"})
     return Ingest(settings, kafka, sources.load(settings.sources_file))
 
 

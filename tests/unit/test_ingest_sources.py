@@ -96,7 +96,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         ("files: [data.csv]", "'data.csv' is no folder and does not end in .jsonl, .json or .parquet"),
         ("files: ['data/*']", "'data/*' is no folder"),
         ("files: [missing.jsonl]", "there is no "),
-        ("files: []", "`$.files`"),
+        ("files: []", "it has neither `files` nor `http: true`"),
     ],
 )
 def test_a_wrong_key_is_named(tmp_path: Path, keys: str, message: str) -> None:
