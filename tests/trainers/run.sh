@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Load exports of the demo with the real trainers. Nothing is skipped: what cannot be installed or imported fails.
 #   TRAINERS_HOME  the environment of the trainers  (default: $HOME/.cache/tokenhaul/trainers)
+#   TRAINERS_DEMO  rows of a demo to take           (default: the demo is run)
 #   TORCH_SPEC     what to give pip for torch       (default: torch==2.11.0; on Linux that is a CUDA build, 2 to 5 GB)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -27,11 +28,15 @@ project = tomllib.load(open(sys.argv[1], "rb"))["project"]
 wanted = project["dependencies"] + project["optional-dependencies"]["export"]
 print(*(name for name in wanted if not name.startswith(("transformers", "tokenizers"))), sep="\n")
 PY
+pip install --no-deps -e "$root"
 
 # 3. The demo: real prompts, a real model, a real Kafka. Then its exports, and the trainers' loaders on them.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 HF_HOME=$work/hf PYTHONPATH=$root
-python -m services.cli demo --out "$work/demo" --max-new-tokens "${MAX_NEW_TOKENS:-96}"
+if [ -z "${TRAINERS_DEMO:-}" ]; then
+  export TRAINERS_DEMO=$work/demo
+  python -m services.cli demo --out "$TRAINERS_DEMO" --max-new-tokens 64
+fi
 cd "$work"
-TRAINERS_DEMO=$work/demo "$py" -m pytest -q -c /dev/null --noconftest -p no:cacheprovider "$here/loaders.py"
+"$py" -m pytest -q -c /dev/null --noconftest -p no:cacheprovider "$here/loaders.py"
