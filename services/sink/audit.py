@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +15,9 @@ from schemas.sequences import FailureReason
 from services.kernel.errors import Retry, TokenhaulError
 from services.kernel.seen import SeenIds, pack
 from services.kernel.store import Store
-from services.sink import exclusions, rowchecks
+from services.sink import drift, exclusions, rowchecks
 from services.sink.chain import SHARD, folder, join, shard_name, starts
+from services.sink.drift import Drift
 from services.sink.exclusions import Exclusions
 from services.sink.parquet import TOKEN_COLUMNS, DamagedShard, Footer, check_seal, damage_named, open_shard
 from services.sink.report import Report
@@ -24,7 +25,7 @@ from services.sink.rerender import Rerender
 from services.sink.rows import SCHEMA
 
 
-class _Partition:
+class Partition:
     """What the shards of one partition said so far."""
 
     def __init__(self, number: int) -> None:
@@ -37,48 +38,55 @@ class _Partition:
 class Audit:
     """One walk over a dataset. What is found goes into the report; nothing is raised."""
 
-    def __init__(self, store: Store, folder: str, dataset: Dataset, tokenizer: Rerender | None) -> None:
+    def __init__(
+        self, store: Store, folder: str, dataset: Dataset, rerender: Rerender | None = None, deep: Drift | None = None
+    ) -> None:
         self._store, self._folder = store, folder
-        self._dataset, self._tokenizer = dataset, tokenizer
-        self._report = Report(
-            directory=store.name(folder), dataset=dataset.name, model=dataset.model, partitions=dataset.partitions
+        self._dataset, self._rerender = dataset, rerender
+        self.report = Report(
+            directory=store.name(folder),
+            dataset=dataset.name,
+            model=dataset.model,
+            partitions=dataset.partitions,
+            drift=deep,
         )
 
-    def run(self) -> Report:
-        """Look at everything."""
+    def partitions(self) -> Iterator[Partition]:
+        """Look at everything, a partition at a time; those without shards are there as well."""
         self._exclusions()
         known = {folder(number): number for number in range(self._dataset.partitions)}
-        for name in self._names("", known.__contains__):
-            partition = _Partition(known[name])
-            for start in starts(self._names(name, SHARD.fullmatch)):
+        present = self._names("", known.__contains__)
+        for name, number in known.items():
+            partition = Partition(number)
+            for start in starts(self._names(name, SHARD.fullmatch)) if name in present else ():
                 self._shard(partition, start, f"{name}/{shard_name(start)}")
-            _count(self._report.failures, partition.failures.values())
-        self._report.rerendered = self._tokenizer.compared if self._tokenizer else None
-        return self._report
+            _count(self.report.failures, partition.failures.values())
+            self.report.rerendered = self._rerender.compared if self._rerender else None
+            yield partition
 
     def _exclusions(self) -> None:
         """What was discarded: those rows are checked like any other, and counted."""
         try:
             self._excluded = exclusions.load(self._store, self._folder)
-            self._report.exclusions = self._excluded.lists
+            self.report.exclusions = self._excluded.lists
         except TokenhaulError as error:
             self._excluded = Exclusions()
-            self._report.problem(exclusions.FOLDER, None, str(error))
+            self.report.problem(exclusions.FOLDER, None, str(error))
 
     def _names(self, place: str, belongs: Callable[[str], object]) -> list[str]:
         """What belongs into `place`, sorted. Names with a . or _ in front are not data: no reader looks at them."""
         names = [name for name in self._store.list(join(self._folder, place)) if name[0] not in "._"]
         for name in names:
             if not belongs(name):
-                self._report.problem(join(place, name), None, "does not belong to the dataset")
+                self.report.problem(join(place, name), None, "does not belong to the dataset")
         return [name for name in names if belongs(name)]
 
-    def _shard(self, partition: _Partition, start: int, file: str) -> None:
-        self._report.shards += 1
+    def _shard(self, partition: Partition, start: int, file: str) -> None:
+        self.report.shards += 1
         try:
             with self._store.open(join(self._folder, file)) as source:
                 data = source.read()  # in one request: all of it is looked at
-            self._report.bytes += len(data)
+            self.report.bytes += len(data)
             shard, footer = open_shard(io.BytesIO(data), "the file")
             check_seal(data, "the file")
             self._footer(partition, start, file, shard, footer)
@@ -86,11 +94,11 @@ class Audit:
                 self._rows(partition, file, shard, footer)
         except (DamagedShard, Retry) as error:
             partition.tail = None
-            self._report.problem(file, None, str(error))
+            self.report.problem(file, None, str(error))
 
-    def _footer(self, partition: _Partition, start: int, file: str, shard: pq.ParquetFile, footer: Footer) -> None:
+    def _footer(self, partition: Partition, start: int, file: str, shard: pq.ParquetFile, footer: Footer) -> None:
         def wrong(what: str) -> None:
-            self._report.problem(file, None, what)
+            self.report.problem(file, None, what)
 
         expected = {
             "dataset": self._dataset.name,
@@ -112,16 +120,16 @@ class Audit:
         if footer.end <= footer.start or min(parts) < 0 or footer.end - footer.start != sum(parts):
             counts = "{} rows, {} duplicates, {} failures and a gap of {}".format(*parts)
             wrong(f"covers offsets [{footer.start}, {footer.end}), but lists {counts}")
-        self._report.duplicates += footer.duplicates
-        self._report.superseded += len(footer.superseded)
-        self._report.gap += footer.gap
+        self.report.duplicates += footer.duplicates
+        self.report.superseded += len(footer.superseded)
+        self.report.gap += footer.gap
         for id, reason in footer.failures:
             if problem := self._failure(partition, id, reason):
                 wrong(f"failure {id} ({reason}) {problem}")
             else:
                 partition.failures[id] = reason
 
-    def _failure(self, partition: _Partition, id: str, reason: str) -> str | None:
+    def _failure(self, partition: Partition, id: str, reason: str) -> str | None:
         if not rowchecks.ID.fullmatch(id):
             return "has no id of 32 hex digits"
         if id in partition.failures:
@@ -134,15 +142,15 @@ class Audit:
             return f"belongs to partition {home}"
         return None
 
-    def _rows(self, partition: _Partition, file: str, shard: pq.ParquetFile, footer: Footer) -> None:
+    def _rows(self, partition: Partition, file: str, shard: pq.ParquetFile, footer: Footer) -> None:
         if not shard.schema_arrow.equals(SCHEMA):
-            self._report.problem(file, None, f"its columns are not those of schema {footer.schema}")
+            self.report.problem(file, None, f"its columns are not those of schema {footer.schema}")
             return
         superseded = set(footer.superseded)
         first, offset, last_id = 0, footer.start - 1, None
         for group in range(shard.num_row_groups):
             chunks = (shard.metadata.row_group(group).column(i) for i in range(shard.metadata.num_columns))
-            self._report.token_bytes += sum(
+            self.report.token_bytes += sum(
                 chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in TOKEN_COLUMNS
             )
             table, rows = self._readable(file, first, shard.read_row_group(group))  # all columns, for their checksums
@@ -150,21 +158,21 @@ class Audit:
             if not len(rows):
                 continue
             for row, what in rowchecks.content(table, self._dataset, partition.number):
-                self._report.problem(file, rows[row], what)
-            for row, what in self._tokenizer.check(table) if self._tokenizer else ():
-                self._report.problem(file, rows[row], what)
+                self.report.problem(file, rows[row], what)
+            for row, what in self._rerender.check(table) if self._rerender else ():
+                self.report.problem(file, rows[row], what)
+            if self._rerender and self.report.drift:
+                drift.measure(table, self._rerender.tokenizer, self.report.drift)
             offsets = np.concatenate([[offset], rowchecks.numbers(table, "kafka_offset")])
             for row in np.flatnonzero((np.diff(offsets) <= 0) | (offsets[1:] >= footer.end)).tolist():
-                self._report.problem(
-                    file, rows[row], f"kafka_offset {offsets[row + 1]} is out of order or of the shard"
-                )
+                self.report.problem(file, rows[row], f"kafka_offset {offsets[row + 1]} is out of order or of the shard")
             offset, last_id = int(offsets[-1]), table.column("id")[-1].as_py()
             self._ids(partition, file, rows, table, superseded)
             self._totals(table)
         for id in sorted(superseded):
-            self._report.problem(file, None, f"superseded {id} is not a row of it that stands for a failure")
+            self.report.problem(file, None, f"superseded {id} is not a row of it that stands for a failure")
         if offset == footer.end - 1 and last_id != footer.last_id:
-            self._report.problem(file, None, f"the footer's last_id is {footer.last_id}, the last row is {last_id}")
+            self.report.problem(file, None, f"the footer's last_id is {footer.last_id}, the last row is {last_id}")
 
     def _readable(self, file: str, first: int, table: pa.Table) -> tuple[pa.Table, list[int]]:
         """The rows of a group that can be looked at further, and their numbers in the file."""
@@ -172,32 +180,32 @@ class Audit:
         for check in (rowchecks.missing, rowchecks.lengths):
             found = list(check(table))
             for row, what in found:
-                self._report.problem(file, int(rows[row]), what)
+                self.report.problem(file, int(rows[row]), what)
             keep = np.setdiff1d(np.arange(len(rows)), [row for row, _ in found])
             table, rows = table.take(pa.array(keep)), rows[keep]
         return table, rows.tolist()
 
-    def _ids(self, partition: _Partition, file: str, rows: list[int], table: pa.Table, superseded: set[str]) -> None:
+    def _ids(self, partition: Partition, file: str, rows: list[int], table: pa.Table, superseded: set[str]) -> None:
         """Every id once, and in place of a failure only where `superseded` says so: it is emptied of what is found."""
         names = rowchecks.values(table, "id")
         packed = pack([bytes.fromhex(id) for id in names])
-        self._report.discarded += int(self._excluded.ids.contains(packed).sum())
+        self.report.discarded += int(self._excluded.ids.contains(packed).sum())
         again = partition.rows.contains(packed)
         again[np.setdiff1d(np.arange(len(rows)), np.unique(packed, axis=0, return_index=True)[1])] = True
         for row in np.flatnonzero(again).tolist():
-            self._report.problem(file, rows[row], f"id {names[row]} comes a second time")
+            self.report.problem(file, rows[row], f"id {names[row]} comes a second time")
         partition.rows.add(packed)
         for row, id in enumerate(names) if partition.failures else ():
             if partition.failures.pop(id, None) is not None:
                 if id not in superseded:
-                    self._report.problem(file, rows[row], f"id {id} is a failure too, and not listed as superseded")
+                    self.report.problem(file, rows[row], f"id {id} is a failure too, and not listed as superseded")
                 superseded.discard(id)
 
     def _totals(self, table: pa.Table) -> None:
-        self._report.rows += table.num_rows
-        self._report.prompt_tokens += int(rowchecks.numbers(table, "prompt_length").sum())
-        self._report.output_tokens += int(rowchecks.numbers(table, "output_length").sum())
-        _count(self._report.finish_reasons, rowchecks.values(table, "finish_reason"))
+        self.report.rows += table.num_rows
+        self.report.prompt_tokens += int(rowchecks.numbers(table, "prompt_length").sum())
+        self.report.output_tokens += int(rowchecks.numbers(table, "output_length").sum())
+        _count(self.report.finish_reasons, rowchecks.values(table, "finish_reason"))
 
 
 def _count(counts: dict[str, int], values: Iterable[str]) -> None:

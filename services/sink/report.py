@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
+from services.sink.accounts import Accounts
+from services.sink.drift import Drift
 from services.sink.exclusions import Exclusion
 
 _KEPT_PROBLEMS = 1000
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something wrong: the file (relative to the dataset), the row in it (from 0) if it is about one, and what."""
+    """Something wrong: the file (relative to the dataset; empty when it is about none), the row in it (from 0) if it is
+    about one, and what."""
 
     file: str
     row: int | None
     what: str
 
     def __str__(self) -> str:
-        return f"{self.file}{'' if self.row is None else f', row {self.row}'}: {self.what}"
+        place = self.file + ("" if self.row is None else f", row {self.row}")
+        return f"{place}: {self.what}" if place else self.what
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -43,6 +47,8 @@ class Report(msgspec.Struct, kw_only=True):
     bytes: int = 0
     token_bytes: int = 0
     rerendered: int | None = None
+    drift: Drift | None = None
+    accounts: Accounts | None = None
     problem_count: int = 0
     problems: list[Problem] = []
 
@@ -61,6 +67,17 @@ class Report(msgspec.Struct, kw_only=True):
         self.problem_count += 1
         if len(self.problems) < _KEPT_PROBLEMS:
             self.problems.append(Problem(file, row, what))
+
+    def account(self, accounts: Accounts) -> None:
+        """Take in what became of the prompts; what must not be is a problem."""
+        self.accounts = accounts
+        for id in accounts.missing_ids:
+            self.problem("", None, f"prompt {id} was answered, but neither the dataset nor the topic has its outcome")
+        for id in accounts.twice_ids:
+            self.problem("", None, f"prompt {id} stands on the topic more than once")
+        if accounts.unasked:
+            self.problem("", None, f"{accounts.unasked} outcomes are of no prompt on the topic")
+        self.problem_count += accounts.missing - len(accounts.missing_ids) + accounts.twice - len(accounts.twice_ids)
 
     def text(self) -> str:
         """For people: every problem, then a short summary."""
@@ -83,6 +100,7 @@ class Report(msgspec.Struct, kw_only=True):
             lines.append(f"{self.gap} records were deleted from the topic before they could be committed")
         if self.rerendered is not None:
             lines.append(f"{self.rerendered} prompts rendered again and compared")
+        lines += [part.text() for part in (self.drift, self.accounts) if part is not None]
         lines.append("nothing is wrong" if self.ok else f"{self.problem_count} problems")
         return "\n".join(lines)
 

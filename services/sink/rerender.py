@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -13,15 +14,24 @@ from services.sink.rowchecks import Found
 _COLUMNS = ["messages", "tools", "chat_template_kwargs", "input_ids", "prompt_length"]
 
 
+def load_tokenizer(directory: Path, *, trust_remote_code: bool) -> Any:
+    """The tokenizer in `directory`. Raises OSError or ValueError when there is none."""
+    from transformers import AutoTokenizer  # takes a second
+
+    return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The ids of `text` and nothing more. Tokenizers in Python alone come with a model; they add nothing by themselves,
+    and may not know the word for it."""
+    return list(tokenizer.encode(text, add_special_tokens=False) if tokenizer.is_fast else tokenizer.encode(text))
+
+
 class Rerender:
-    """Loads the tokenizer in `directory`. Raises OSError or ValueError when there is none."""
+    """Compares with what `tokenizer` makes of the messages."""
 
-    def __init__(self, directory: Path, *, trust_remote_code: bool) -> None:
-        from transformers import AutoTokenizer  # takes a second
-
-        self._tokenizer = AutoTokenizer.from_pretrained(
-            str(directory), local_files_only=True, trust_remote_code=trust_remote_code
-        )
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
         self.compared = 0
 
     def check(self, table: pa.Table) -> Found:
@@ -32,7 +42,7 @@ class Rerender:
                 continue
             self.compared += 1
             try:
-                text = self._tokenizer.apply_chat_template(
+                text = self.tokenizer.apply_chat_template(
                     msgspec.json.decode(row["messages"]),
                     tools=None if row["tools"] is None else msgspec.json.decode(row["tools"]),
                     add_generation_prompt=True,
@@ -42,7 +52,7 @@ class Rerender:
             except Exception as error:  # whatever a template raises, the row cannot be rendered
                 yield number, f"its messages cannot be rendered: {error!r}"
                 continue
-            rendered = self._tokenizer.encode(text, add_special_tokens=False)
+            rendered = encode(self.tokenizer, text)
             stored = row["input_ids"][: row["prompt_length"]]
             if rendered != stored:
                 at = next(i for i, (a, b) in enumerate(zip_longest(rendered, stored)) if a != b)

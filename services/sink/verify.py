@@ -1,21 +1,29 @@
-"""`tokenhaul verify ROOT`: proves from the files alone that a dataset is whole and right, and says what is not."""
+"""`tokenhaul verify ROOT`: proves from the files alone that a dataset is whole and right, and says what is not. With
+--audit it also reads the topics, and accounts for every prompt."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
 import sys
+from collections import deque
 from pathlib import Path
 
 import msgspec
 
 from schemas.control import Dataset
-from services.kernel.errors import TokenhaulError
+from services.kernel.errors import Fatal, SettingsError, TokenhaulError
+from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.objects import open_store
+from services.kernel.settings import load
 from services.kernel.store import Store
+from services.sink.accounts import Auditor
 from services.sink.audit import Audit
 from services.sink.chain import find
+from services.sink.drift import Drift
 from services.sink.report import Report
-from services.sink.rerender import Rerender
+from services.sink.rerender import Rerender, load_tokenizer
 
 
 class NothingToVerify(TokenhaulError):
@@ -24,20 +32,51 @@ class NothingToVerify(TokenhaulError):
     status = 2
 
 
-def verify(root: Path | str, tokenizer_dir: Path | None = None, *, trust_remote_code: bool = False) -> Report:
-    """Look at every file, footer and row of the dataset in `root` (a directory or a URL), or right under it. Raises
+def verify(
+    root: Path | str,
+    tokenizer_dir: Path | None = None,
+    *,
+    trust_remote_code: bool = False,
+    deep: bool = False,
+    kafka: Kafka | None = None,
+) -> Report:
+    """Look at every file, footer and row of the dataset in `root` (a directory or a URL), or right under it. With
+    `deep`, which needs a tokenizer, measure what text would have lost; with `kafka`, account for every prompt. Raises
     NothingToVerify.
 
-    Partitions one after the other, shards in order, row groups one at a time: memory holds one row group and the ids of
-    one partition (18 to 22 bytes each)."""
+    Partitions one after the other, shards in order, row groups one at a time: memory holds one shard and the ids of one
+    partition (16 bytes each)."""
     store, folder, dataset = _find(str(root))
     rerender = None
     if tokenizer_dir is not None:
         try:
-            rerender = Rerender(tokenizer_dir, trust_remote_code=trust_remote_code)
+            rerender = Rerender(load_tokenizer(tokenizer_dir, trust_remote_code=trust_remote_code))
         except (OSError, ValueError) as error:
             raise NothingToVerify(f"no tokenizer can be loaded from {tokenizer_dir}: {error}") from error
-    return Audit(store, folder, dataset, rerender).run()
+    audit = Audit(store, folder, dataset, rerender, Drift() if deep else None)
+    if kafka is None:
+        deque(audit.partitions(), maxlen=0)
+    else:
+        asyncio.run(_account(audit, dataset, kafka))
+    return audit.report
+
+
+async def _account(audit: Audit, dataset: Dataset, kafka: Kafka) -> None:
+    """The walk blocks the event loop: nothing else runs on it, and these consumers are members of no group."""
+    async with (
+        kafka.started(lambda: kafka.consumer(None, "read_committed")) as prompts,
+        kafka.started(lambda: kafka.consumer(None, "read_uncommitted")) as sequences,
+    ):
+        try:
+            auditor = await Auditor.begin(kafka, dataset, prompts, sequences)
+        except (Fatal, ValueError) as error:
+            raise NothingToVerify(str(error)) from error
+        for partition in audit.partitions():
+            if partition.tail is None:
+                audit.report.problem("", None, f"prompts of partition {partition.number}: its chain cannot be read")
+            else:
+                await auditor.partition(partition.number, partition.tail, partition.rows, partition.failures)
+        audit.report.account(auditor.accounts)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,15 +88,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run the Python code that comes with the tokenizer"
     )
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="decode and tokenise the outputs again: how many would have changed as text (needs --tokenizer)",
+    )
+    parser.add_argument(
+        "--audit",
+        action="store_true",
+        help="account for every prompt on the topic (TOKENHAUL_KAFKA_BOOTSTRAP, TOKENHAUL_KAFKA_PREFIX)",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Verify and print; 0 nothing is wrong, 1 something is, 2 there is nothing to verify."""
     try:
-        report = verify(arguments.root, arguments.tokenizer, trust_remote_code=arguments.trust_remote_code)
-    except NothingToVerify as error:
-        print(f"tokenhaul: {error}", file=sys.stderr)
+        if arguments.deep and not arguments.tokenizer:
+            raise NothingToVerify("--deep needs the model's tokenizer: --tokenizer DIR")
+        report = verify(
+            arguments.root,
+            arguments.tokenizer,
+            trust_remote_code=arguments.trust_remote_code,
+            deep=arguments.deep,
+            kafka=Kafka(load(KafkaSettings, os.environ)) if arguments.audit else None,
+        )
+    except (NothingToVerify, SettingsError) as error:
+        print(*(f"tokenhaul: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
         return error.status
     print(msgspec.json.format(msgspec.json.encode(report)).decode() if arguments.json else report.text())
     return 0 if report.ok else 1

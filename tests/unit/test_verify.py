@@ -303,6 +303,30 @@ def test_prompts_are_rendered_again(tmp_path: Path) -> None:
     assert "cannot be rendered" in report.problems[1].what
 
 
+def test_what_text_would_have_lost(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    stable = tokenizer.encode("A text comes back as it went.")
+    drifting = [*tokenizer.encode("hel"), *tokenizer.encode("lo")]  # one id, or others, when written together
+    assert tokenizer.encode(tokenizer.decode(drifting)) != drifting
+    close = tokenizer.encode("</think>")
+    thought = [*drifting, *close, *stable]
+    sequences = [
+        make_sequence(NUMBERS[0], [*stable, 2]),
+        make_sequence(NUMBERS[1], [*drifting, 2]),
+        make_sequence(NUMBERS[2], [*thought, 2], reasoning_end=4 + len(drifting) + len(close) - 1),
+        make_sequence(NUMBERS[3], [*stable, 2], reasoning_end=-1),
+    ]
+    dataset = write_dataset(tmp_path, [sequences])
+    report = verify(dataset, TOKENIZER, deep=True)
+    drift = report.drift
+    assert drift is not None
+    assert report.ok  # it is a measure, no fault
+    assert (drift.rows, drift.drifted, drift.moved, drift.closed, drift.open) == (4, 2, 1, 1, 1)
+    assert drift.longest_reasoning == drift.reasoning_tokens == len(drifting) + len(close)
+    assert "2 of 4 outputs (50.00%) would have other ids" in report.text()
+    assert verify(dataset, TOKENIZER).drift is None
+
+
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     verify_module.configure(parser)
@@ -330,6 +354,10 @@ def test_the_command_where_there_is_nothing(dataset: Path, tmp_path: Path, capsy
     assert "is no dataset" in capsys.readouterr().err
     assert run(str(dataset), "--tokenizer", str(tmp_path)) == 2
     assert "no tokenizer can be loaded" in capsys.readouterr().err
+    assert run(str(dataset), "--deep") == 2
+    assert "--deep needs the model's tokenizer" in capsys.readouterr().err
+    assert run(str(dataset), "--audit") == 2
+    assert "TOKENHAUL_KAFKA_BOOTSTRAP is not set" in capsys.readouterr().err
     (dataset / "_dataset.json").write_text("{}")
     assert run(str(dataset)) == 2
     assert "does not describe a dataset" in capsys.readouterr().err
