@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.bench.table import Line, machine, read, show, write
 
-BENCHES = ("sizes", "chain", "generator", "sink")
+BENCHES = ("sizes", "sink", "generator")
 LONG = ("sink",)
 
 

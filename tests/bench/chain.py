@@ -26,26 +26,20 @@ ROWS = 5
 _AT_ONCE = 50_000
 
 
-def measure() -> list[Line]:
-    """Memory of the index, and of one million ids only, because more takes long."""
-    return index(1)
-
-
 def index(millions: int) -> list[Line]:
-    """Bytes an id in memory, standing and at most while it grew, and how fast ids are added and looked up."""
+    """Bytes an id in memory, standing and at most while it grew, and how fast ids are added."""
     # A process of its own: the peak of this one has been higher already.
     with get_context("spawn").Pool(1) as pool:
-        standing, peak, added, looked_up = pool.apply(_index, (millions * 1_000_000,))
+        standing, peak, added = pool.apply(_index, (millions * 1_000_000,))
     name = f"seen index, {millions} M ids"
     return [
         Line(name=f"{name}: memory", value=standing, unit="bytes/id", at_most=24),
         Line(name=f"{name}: most while it grew", value=peak, unit="bytes/id"),
         Line(name=f"{name}: added", value=added / 1e6, unit="M/s of CPU"),
-        Line(name=f"{name}: looked up", value=looked_up / 1e6, unit="M/s of CPU", at_least=1),
     ]
 
 
-def _index(count: int) -> tuple[float, float, float, float]:
+def _index(count: int) -> tuple[float, float, float]:
     random = np.random.default_rng(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seen = SeenIds()
@@ -54,10 +48,7 @@ def _index(count: int) -> tuple[float, float, float, float]:
         seen.add(random.integers(0, 2**64, (_AT_ONCE, 2), np.uint64))
     added = count / (time.process_time() - began)
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / count
-    began = time.process_time()
-    for _ in range(20):
-        seen.contains(random.integers(0, 2**64, (_AT_ONCE, 2), np.uint64))
-    return seen.nbytes / count, peak, added, 20 * _AT_ONCE / (time.process_time() - began)
+    return seen.nbytes / count, peak, added
 
 
 class _Unsynced(LocalStore):
