@@ -11,9 +11,11 @@ is exported. Memory holds a row group or a file, 8 bytes for each row that may b
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -179,17 +181,28 @@ class Export:
             os.replace(part, path)
 
 
-def begin(out: Path, plan: Plan) -> Plan:
-    """The plan to follow: the one that was begun in `out`, or `plan`. Raises SettingsError when another was."""
+@contextmanager
+def begun(out: Path, plan: Plan) -> Iterator[Plan]:
+    """The plan to follow: the one that was begun in `out`, or `plan`. Raises SettingsError when another was, and when
+    another process follows it now."""
+    if out.exists() and any(out.iterdir()) and not (out / _STATE).exists():
+        raise SettingsError(f"--out {out} is not empty, and no export was begun there: take another directory")
+    (out / _STATE).mkdir(parents=True, exist_ok=True)
+    with (out / _STATE / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it for who is killed
+        except OSError as error:
+            raise SettingsError(f"another export works in --out {out}") from error
+        yield _begin(out, plan)
+
+
+def _begin(out: Path, plan: Plan) -> Plan:
     file = out / _STATE / _PLAN
     if file.exists():
-        begun = msgspec.json.decode(file.read_bytes(), type=Plan)
-        if (begun.version, begun.format, begun.asked) != (plan.version, plan.format, msgspec.to_builtins(plan.asked)):
+        found = msgspec.json.decode(file.read_bytes(), type=Plan)
+        if (found.version, found.format, found.asked) != (plan.version, plan.format, msgspec.to_builtins(plan.asked)):
             raise SettingsError(f"--out {out} holds another export, or one that was asked for otherwise: take another")
-        return begun
-    if out.exists() and any(out.iterdir()):
-        raise SettingsError(f"--out {out} is not empty, and no export was begun there: take another directory")
-    file.parent.mkdir(parents=True, exist_ok=True)
+        return found
     temporary = file.with_suffix(".tmp")
     temporary.write_bytes(msgspec.json.encode(plan))
     os.replace(temporary, file)

@@ -45,8 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
                           help="make the mapping of a draft vocabulary of N tokens")  # fmt: skip
         each.add_argument("--vocab-size", type=cli.positive, metavar="V",
                           help="ids the model knows (default: what config.json in --tokenizer says)")  # fmt: skip
-    for each in (speculators, vocab):
-        each.add_argument("--no-pt", action="store_true", help="leave out .pt files, for which PyTorch is needed")
+        each.add_argument("--no-pt", action="store_true", help="do without .pt files, for which PyTorch is needed")
     specforge.add_argument("--dflash", action="store_true",
                            help="for DFlash and the like: rows need two supervised tokens")  # fmt: skip
     speculators.add_argument("--as", dest="kinds", choices=("both", "arrow", "jsonl"), default="both",
@@ -106,18 +105,16 @@ def command(arguments: argparse.Namespace) -> int:
     filters, format_ = _filters(arguments), _format(arguments)
     exclude = Overlap.load(arguments.exclude) if arguments.exclude else None
     found = place.find(arguments.dataset)
-    plan = export.begin(arguments.out, _plan(arguments, found))
     console = Console(highlight=False, soft_wrap=True)
-    if (arguments.out / export.CARD).exists():
-        console.print(f"{arguments.out} is done already")
-        return 0
-    price = Price(arguments.gpus, arguments.gpu_hour_price) if arguments.gpus else None
-    work = Export(
-        View(found, plan.snapshot, plan.since), filters, format_, arguments.out, exclude=exclude,
-        tokens_per_file=arguments.tokens_per_file,
-    )  # fmt: skip
-    notes = _notes(arguments)
-    result = work.run(plan, lambda result: card.write(arguments.out, result, price, notes))
+    with export.begun(arguments.out, _plan(arguments, found)) as plan:
+        if (arguments.out / export.CARD).exists():
+            console.print(f"{arguments.out} is done already")
+            return 0
+        view = View(found, plan.snapshot, plan.since)
+        work = Export(view, filters, format_, arguments.out, exclude=exclude, tokens_per_file=arguments.tokens_per_file)
+        price = Price(arguments.gpus, arguments.gpu_hour_price) if arguments.gpus else None
+        notes = _notes(arguments)
+        result = work.run(plan, lambda result: card.write(arguments.out, result, price, notes))
     _show(console, arguments, result, notes)
     return 0 if result.stats.rows else 1
 
@@ -171,9 +168,9 @@ def _format(arguments: argparse.Namespace) -> Format:
     draft, vocab_size = arguments.draft_vocab_size, _vocab_size(arguments)
     if arguments.format == "specforge":
         _check_context(arguments)
-        if draft:
+        if draft and not arguments.no_pt:
             torch("vocab_mapping.pt")
-        return SpecForge(draft_vocab_size=draft, vocab_size=vocab_size)
+        return SpecForge(pt=not arguments.no_pt, draft_vocab_size=draft, vocab_size=vocab_size)
     if not arguments.no_pt:
         torch("token_freq.pt")
     if arguments.format == "vocab":

@@ -102,9 +102,10 @@ class Selection:
 
     def survey(self, table: pa.Table) -> None:
         """Take note of the rows there are. 13 bytes of memory for each that may be taken."""
-        if self._exclude:
-            self._note_overlaps(table, self._exclude)
         chosen = self.choose(table)
+        if self._exclude:
+            self._note_overlaps(table.filter(pa.array(chosen.keep)), self._exclude)
+            chosen = self.choose(table)
         for reason, tokens in zip(chosen.reasons, numbers(table, "output_length").tolist(), strict=True):
             if reason:
                 self.left_out[reason] += 1

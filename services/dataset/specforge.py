@@ -9,19 +9,20 @@ import msgspec
 import pyarrow as pa
 
 from services.dataset.rowlists import token_rows
-from services.dataset.vocab import Frequencies, draft_vocabulary, save_mapping_pt
+from services.dataset.vocab import Frequencies, draft_vocabulary, save_mapping_pt, save_npy
 
 CONTEXT_HEADROOM = 7
 """Slots of the context that SpecForge's capture server keeps for itself (SGLANG_CAPTURE_CONTEXT_HEADROOM)."""
 
 
 class SpecForge:
-    """`train-00000-of-00003.jsonl`, one row a line, and `vocab_mapping.pt` when a draft vocabulary is asked for."""
+    """`train-00000-of-00003.jsonl`, one row a line, and `vocab_mapping.pt` when a draft vocabulary is asked for
+    (without `pt` its arrays as .npy files, which SpecForge does not take as they are)."""
 
     columns = ("id", "input_ids", "prompt_length", "source", "finish_reason")
 
-    def __init__(self, *, draft_vocab_size: int | None = None, vocab_size: int | None = None) -> None:
-        self._draft_vocab_size, self._vocab_size = draft_vocab_size, vocab_size
+    def __init__(self, *, pt: bool, draft_vocab_size: int | None = None, vocab_size: int | None = None) -> None:
+        self._pt, self._draft_vocab_size, self._vocab_size = pt, draft_vocab_size, vocab_size
 
     def files(self, split: str, number: int, of: int) -> list[str]:
         """See export.Format."""
@@ -35,7 +36,10 @@ class SpecForge:
         """See export.Format."""
         if self._draft_vocab_size and self._vocab_size:
             mapping = draft_vocabulary(frequencies, self._draft_vocab_size, self._vocab_size)
-            save_mapping_pt(out / "vocab_mapping.pt", mapping)
+            if self._pt:
+                save_mapping_pt(out / "vocab_mapping.pt", mapping)
+            else:
+                save_npy(out, mapping)
 
 
 def write_jsonl(path: Path, table: pa.Table, max_length: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 
 import msgspec
@@ -85,9 +85,13 @@ def _write_arrow(path: Path, table: pa.Table, max_length: int) -> None:
 
 def _describe(folder: Path, files: list[str]) -> None:
     """What `save_to_disk` writes beside the data. `torch`: rows are read as tensors, which speculators relies on."""
+    digest = blake2b(digest_size=8)  # of the data: what `datasets` caches of one export must never serve for another
+    for name in files:
+        with (folder / name).open("rb") as file:
+            digest.update(file_digest(file, "blake2b").digest())
     state = {
         "_data_files": [{"filename": name} for name in files],
-        "_fingerprint": blake2b("\0".join(files).encode(), digest_size=8).hexdigest(),
+        "_fingerprint": digest.hexdigest(),
         "_format_columns": ["input_ids", "loss_mask", "seq_len"],
         "_format_kwargs": {},
         "_format_type": "torch",

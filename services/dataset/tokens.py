@@ -31,6 +31,8 @@ class Tokens:
         """One token."""
         if id not in self._known:
             text = self.decode([id]) if self.tokenizer else ""
+            if self.tokenizer and "\ufffd" in text:  # a piece of a character: its own spelling tells more
+                text = str(self.tokenizer.convert_ids_to_tokens(id))
             self._known[id] = Shown(text.translate(_VISIBLE), id in self._control)
         return self._known[id]
 

@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 from services.dataset.rowlists import token_rows
 from services.kernel.errors import SettingsError
 
-TORCH_MISSING = (
-    "{what} is written by PyTorch, which is not installed: pip install 'tokenhaul[torch]', or leave such files out "
-    "with --no-pt"
-)
+_ROWS_AT_ONCE = 256
 
 
 class Frequencies:
@@ -31,9 +28,9 @@ class Frequencies:
 
     def add(self, table: pa.Table, max_length: int) -> None:
         """Count the output ids of rows, as far as `max_length` lets them in."""
-        outputs = [row.input_ids[row.prompt_length :] for row in token_rows(table, max_length)]
-        if outputs:
-            self.merge(Frequencies(np.bincount(np.concatenate(outputs))))
+        for start in range(0, len(table), _ROWS_AT_ONCE):
+            rows = token_rows(table.slice(start, _ROWS_AT_ONCE), max_length)
+            self.merge(Frequencies(np.bincount(np.concatenate([row.input_ids[row.prompt_length :] for row in rows]))))
 
     def merge(self, other: Frequencies) -> None:
         """Add what another part counted."""
@@ -106,11 +103,14 @@ def save_npy(folder: Path, mapping: Mapping) -> list[Path]:
 
 
 def torch(what: str) -> Any:
-    """PyTorch. Raises SettingsError, saying for what it is needed."""
+    """PyTorch. Raises SettingsError, saying for what it is needed and how to do without."""
     try:
         import torch as installed
     except ImportError as error:
-        raise SettingsError(TORCH_MISSING.format(what=what)) from error
+        raise SettingsError(
+            f"{what} is written by PyTorch, which is not installed: pip install 'tokenhaul[torch]', or do without such "
+            "files with --no-pt"
+        ) from error
     return installed
 
 

@@ -55,6 +55,8 @@ class _Regeneration:
         values: list[bytes] = []
         async for record in self._kafka.read_all(self._kafka.topics.prompts):
             self._context.health.beat()
+            if self._context.stopping.is_set():
+                return
             id = next((value for name, value in record.headers if name == "id"), b"")
             if len(id) != ids.ID_BYTES or id not in self._wanted:
                 continue
@@ -63,8 +65,6 @@ class _Regeneration:
             if len(values) >= _BATCH or sum(map(len, values)) >= _BATCH_BYTES:
                 await self._publish(values)
                 values = []
-            if self._context.stopping.is_set():
-                return
         missing = len(self._wanted) - len(self._found)
         done = Regenerated(prompts=len(self._found), missing=missing, done_at=time.time())
         ended = msgspec.structs.replace(command, ids=b"", done=done)

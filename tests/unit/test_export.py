@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 from schemas.sequences import Sequence
 from services.cli import main
+from services.dataset import card, spill
 from services.dataset.busy import Busy
 from services.dataset.specforge import SpecForge
 from services.dataset.vocab import Frequencies, draft_vocabulary
@@ -203,31 +205,34 @@ def test_benchmarks_stay_out(root: Path, capsys: pytest.CaptureFixture[str]) -> 
     words = ["export", "specforge", "--dataset", root / "data", "--out", root / "x", "--max-length", 9]
     assert main([*map(str, words), "--exclude", str(benchmark)]) == 2
     assert "3 rows have none" in capsys.readouterr().err
+    out = export(root, "specforge", "--exclude", benchmark, "--where", "messages is not null", out="y")
+    assert ids(lines(out)) == hexes([other]), "rows that are left out anyway need not be compared"
 
 
+@pytest.mark.parametrize(("where", "after"), [("spill", 0), ("spill", 5), ("files", 0), ("files", 2), ("card", 0)])
 def test_an_interrupted_export_goes_on_where_it_stopped(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str, after: int
 ) -> None:
     for start in (0, 100, 200):
         append(root / "data", sequences(60, first=start))
     whole = export(root, "specforge", "--tokens-per-file", 300, out="whole")
-    write = SpecForge.write
-    written: list[Path] = []
+    part: tuple[Any, str] = {"spill": (spill, "write"), "files": (SpecForge, "write"), "card": (card, "write")}[where]
+    work = getattr(*part)
+    done: list[None] = []
 
-    def interrupted(self: SpecForge, paths: list[Path], *rest: Any) -> None:
-        if len(written) == 2:
+    def interrupted(*arguments: Any) -> None:
+        if len(done) == after:
             raise KeyboardInterrupt
-        written.append(paths[0])
-        write(self, paths, *rest)
+        done.append(work(*arguments))
 
     words = ["export", "specforge", "--dataset", str(root / "data"), "--out", str(root / "out"), "--max-length", "100"]
-    monkeypatch.setattr(SpecForge, "write", interrupted)
+    monkeypatch.setattr(*part, interrupted)
     assert main([*words, "--tokens-per-file", "300"]) == 130
     assert not (root / "out" / "README.md").exists(), "only a whole export has a card"
     append(root / "data", sequences(10, first=300))  # the stream goes on
     before = {path.name: path.stat().st_mtime_ns for path in (root / "out").glob("*.jsonl")}
-    assert len(before) == 2
-    monkeypatch.setattr(SpecForge, "write", write)
+    assert len(before) == {"spill": 0, "files": after, "card": len(list(whole.glob("*.jsonl")))}[where]
+    monkeypatch.setattr(*part, work)
     assert main([*words, "--tokens-per-file", "301"]) == 2
     assert "holds another export" in capsys.readouterr().err
     assert main([*words, "--tokens-per-file", "300"]) == 0
@@ -239,10 +244,21 @@ def test_an_interrupted_export_goes_on_where_it_stopped(
     capsys.readouterr()
     assert main([*words, "--tokens-per-file", "300"]) == 0
     assert "is done already" in capsys.readouterr().out
+
+
+def test_a_directory_is_of_one_export_at_a_time(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    append(root / "data", sequences(3))
+    words = ["export", "specforge", "--dataset", str(root / "data"), "--max-length", "9", "--out"]
     (root / "full").mkdir()
     (root / "full" / "mine").touch()
-    assert main([*words[:5], str(root / "full"), *words[6:]]) == 2
+    assert main([*words, str(root / "full")]) == 2
     assert "is not empty" in capsys.readouterr().err
+    (root / "out" / ".export").mkdir(parents=True)
+    with (root / "out" / ".export" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main([*words, str(root / "out")]) == 2
+    assert "another export works in" in capsys.readouterr().err
+    assert main([*words, str(root / "out")]) == 0
 
 
 def test_what_speculators_loads(root: Path) -> None:
@@ -267,6 +283,9 @@ def test_what_speculators_loads(root: Path) -> None:
         for row in lines(out / "train" / "jsonl")
     ]
     assert list(loaded) == expected
+    other = export(root, "speculators", "--eval", 0.2, "--seed", 1, "--as", "arrow", "--no-pt", out="other")
+    again = json.loads((other / "train" / "arrow" / "state.json").read_text())
+    assert again["_fingerprint"] != state["_fingerprint"], "datasets would serve what it cached of the other one"
     assert np.load(arrow / "d2t-8.npy").tolist() == [0, 0, 0, 0, 0, 0, 1, 1]  # 7, 8 and 2 are said
 
 
