@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from schemas import ids
-from schemas.sequences import Outcome
-from services.kernel.codec import Encoder, schema_of
 from services.kernel.kafka import Kafka
 from services.kernel.watermark import Tracker
 from services.sink.service import Sink
@@ -20,19 +17,7 @@ from services.sink.settings import SinkSettings
 from services.sink.verify import NothingToVerify, verify
 from tests.support.outcomes import make_failure, make_sequence, write_dataset
 from tests.support.processes import tokenhaul
-from tests.support.stream import PARTITIONS, create_topics, eventually, make_prompt, publish, running
-
-
-async def answer(kafka: Kafka, outcomes: Sequence[Outcome]) -> None:
-    """What a generator publishes."""
-    async with kafka.started(kafka.producer) as producer:
-        for outcome in outcomes:
-            await producer.send_and_wait(
-                kafka.topics.sequences,
-                Encoder().encode(outcome),
-                partition=ids.partition(outcome.record_id, PARTITIONS),
-                headers=[("schema", schema_of(outcome)), ("id", outcome.record_id)],
-            )
+from tests.support.stream import PARTITIONS, create_topics, eventually, make_prompt, publish, publish_outcomes, running
 
 
 async def commit(kafka: Kafka, done: Iterable[int]) -> None:
@@ -78,9 +63,11 @@ async def test_every_prompt_is_accounted_for(kafka: Kafka, tmp_path: Path) -> No
     await create_topics(kafka)
     await publish(kafka, [make_prompt(number) for number in range(40)])
     rows, failures, landing, lost = range(20), range(20, 24), range(24, 27), range(27, 30)
-    await answer(kafka, [make_sequence(n) for n in rows] + [make_failure(n) for n in failures] + [make_failure(3)])
+    await publish_outcomes(
+        kafka, [make_sequence(n) for n in rows] + [make_failure(n) for n in failures] + [make_failure(3)]
+    )
     await sink_all(kafka, tmp_path)
-    await answer(kafka, [make_sequence(number) for number in landing])
+    await publish_outcomes(kafka, [make_sequence(number) for number in landing])
     await commit(kafka, [*rows, *failures, *landing, 39])
 
     report = await asyncio.to_thread(verify, tmp_path, kafka=kafka)
@@ -95,7 +82,7 @@ async def test_every_prompt_is_accounted_for(kafka: Kafka, tmp_path: Path) -> No
 
     await commit(kafka, [*rows, *failures, *landing, *lost])  # they were said to be done, and nobody has them
     await publish(kafka, [make_prompt(5)])
-    await answer(kafka, [make_sequence(77)])
+    await publish_outcomes(kafka, [make_sequence(77)])
     await sink_all(kafka, tmp_path)
     environ = {"TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address, "TOKENHAUL_KAFKA_PREFIX": kafka.settings.prefix}
     process = tokenhaul("verify", tmp_path, "--audit", **environ)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from schemas import ids
@@ -60,6 +60,20 @@ async def publish(kafka: Kafka, prompts: list[Prompt], batch: int = 7) -> None:
                         partition=ids.partition(prompt.id, PARTITIONS),
                         headers=[("schema", schema_of(prompt)), ("id", prompt.id)],
                     )
+
+
+async def publish_outcomes(kafka: Kafka, outcomes: Sequence[Outcome]) -> None:
+    """Publish as a generator does, in this order."""
+    encoder = Encoder()
+    async with kafka.started(kafka.producer) as producer:
+        for outcome in outcomes:
+            await producer.send(
+                kafka.topics.sequences,
+                encoder.encode(outcome),
+                partition=ids.partition(outcome.record_id, PARTITIONS),
+                headers=[("schema", schema_of(outcome)), ("id", outcome.record_id)],
+            )
+        await producer.flush()
 
 
 async def mark_idle(kafka: Kafka, run: str) -> None:

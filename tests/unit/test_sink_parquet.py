@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from schemas import ids
+from services.kernel.store import LocalStore
 from services.sink.buffer import Buffer
-from services.sink.chain import Chain
+from services.sink.chain import Chain, claim
 from services.sink.parquet import DamagedShard, open_shard, row_ids
 from services.sink.repetition import NGRAM, repetition
 from services.sink.rows import SCHEMA
@@ -192,6 +193,29 @@ def test_a_shard_of_the_first_version_opens() -> None:
     assert first["reasoning_end"] == 6
     assert first["logprobs"] == [-0.5, -0.25, 0.0, -1.0, -2.0]
     assert second["messages"] == '[{"role":"user","content":"hi"}]'
+
+
+def test_a_chain_goes_on_after_shards_of_the_first_version(tmp_path: Path) -> None:
+    """As in a rolling update: what the old one wrote is known, and what comes now follows it."""
+    with GOLDEN.open("rb") as file:
+        golden = pq.ParquetFile(file).read()
+    store = LocalStore(tmp_path)
+    claim(store, DATASET)
+    store.create(f"test/partition=00000/{0:020d}.parquet", GOLDEN.read_bytes())
+    chain = Chain(store, DATASET, 0, "writer")
+    chain.refresh()
+    assert chain.tail == 5
+    known = {id: number for number in NUMBERS for id in [make_sequence(number).prompt.id.hex()]}
+    old = [known[str(id)] for id in golden.column("id").to_pylist()]
+    new = next(number for number in numbers_in(0, 20) if number not in NUMBERS)
+    buffer = fill(Buffer(chain.tail, chain.last_id), chain, [*(make_sequence(n) for n in old), make_sequence(new)])
+    assert (buffer.duplicates, len(buffer.rows)) == (2, 1)
+    assert chain.commit(buffer)
+    report = verify(tmp_path)
+    assert report.problems == []
+    assert (report.shards, report.rows, report.duplicates) == (2, 3, 3)
+    files = str(tmp_path / "test" / "*" / "*.parquet")
+    assert len(datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "c"))) == 3
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
