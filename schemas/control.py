@@ -97,7 +97,25 @@ class Regenerate(msgspec.Struct, tag="regenerate.v1", frozen=True, kw_only=True,
     done: Regenerated | None = None
 
 
-Control = Dataset | Idle | Cancel | Halt | Spent | Probes | Regenerate
+class Replay(msgspec.Struct, tag="replay.v1", frozen=True, kw_only=True, omit_defaults=True):
+    """Ask the failed prompts with these record ids (16 bytes each, one after the other) again, as they are. Letters
+    of theirs written before `created_at` are settled. Ingest replaces it by one that is `done`."""
+
+    command: str
+    ids: bytes
+    created_at: float
+    done: Regenerated | None = None
+
+
+class Drop(msgspec.Struct, tag="drop.v1", frozen=True, kw_only=True, omit_defaults=True):
+    """Nobody is to be shown the dead letters with these keys written before `created_at` any more."""
+
+    command: str
+    keys: list[bytes]
+    created_at: float
+
+
+Control = Dataset | Idle | Cancel | Halt | Spent | Probes | Regenerate | Replay | Drop
 
 HALT_KEY = b"halt"
 PROBES_KEY = b"probes"
@@ -116,6 +134,16 @@ def spent_key(member: str) -> bytes:
 def idle_key(run: str) -> bytes:
     """The key of a run's idle mark."""
     return f"idle/{run}".encode()
+
+
+def replay_key(command: str) -> bytes:
+    """The key of a command to ask failed prompts again."""
+    return f"replay/{command}".encode()
+
+
+def drop_key(command: str) -> bytes:
+    """The key of a command to drop dead letters."""
+    return f"drop/{command}".encode()
 
 
 def regenerate_key(command: str) -> bytes:

@@ -21,6 +21,7 @@ from services.kernel.errors import SettingsError
 from services.kernel.kafka import KafkaSettings
 from services.kernel.lifecycle import ProcessSettings
 from services.kernel.settings import Settings, add_options, given_options, refuse_unknown
+from services.operations.settings import StatusSettings
 from services.sink.settings import SinkSettings
 
 SETTINGS: tuple[type[Settings], ...] = (
@@ -29,6 +30,7 @@ SETTINGS: tuple[type[Settings], ...] = (
     IngestSettings,
     GeneratorSettings,
     SinkSettings,
+    StatusSettings,
 )
 """All settings there are, in the order people read them."""
 
@@ -41,6 +43,9 @@ _TOOLS = {
     "push": ("hand records to an ingest that runs", "services.ingest.push"),
     "run": ("the whole pipeline on this machine, over your own files", "services.local.run"),
     "demo": ("the whole pipeline over the prompts that come with it", "services.local.demo"),
+    "status": ("how far each source is, how busy each engine, what waits", "services.operations.status_command"),
+    "dead": ("list, show, replay or drop what failed", "services.operations.dead_command"),
+    "config": ("every setting, its value here, and where it comes from", "services.operations.config"),
     "cancel": ("let a source's waiting prompts fail instead of generating them", "services.generator.command"),
     "resume": ("let generators go on that a budget has halted", "services.generator.command"),
     "engine": ("a small local engine behind SGLang's /generate", "services.local.engine.command"),

@@ -35,6 +35,8 @@ MESSAGES = (
     control.Spent,
     control.Probes,
     control.Regenerate,
+    control.Replay,
+    control.Drop,
 )
 METRICS_INTRODUCTION = """# Metrics
 

@@ -37,6 +37,9 @@ class GeneratorMetrics(GroupMetrics):
             "From taking a prompt in to its outcome: waiting for a place and all attempts.",
             _SECONDS,
         )
+        self._outcomes = self.counter(
+            "tokenhaul_outcomes", "Outcomes published, by the source of their prompt.", "source", "outcome"
+        )
         self._prompt_tokens = self.counter("tokenhaul_prompt_tokens", "Prompt tokens of finished sequences.", "source")
         self._output_tokens = self.counter(
             "tokenhaul_output_tokens", "Output tokens of finished sequences.", "source", "finish_reason"
@@ -73,8 +76,11 @@ class GeneratorMetrics(GroupMetrics):
         self._finish_seconds.observe(seconds)
         if not isinstance(outcome, Sequence):
             self.rejected(outcome.reason)
+            if outcome.prompt is not None:
+                self._outcomes.labels(outcome.prompt.source, "failure").inc()
             return
         source = outcome.prompt.source
+        self._outcomes.labels(source, "sequence").inc()
         self._prompt_tokens.labels(source).inc(len(outcome.prompt.prompt_ids))
         self._output_tokens.labels(source, outcome.finish_reason).inc(len(outcome.output_ids))
         if outcome.reasoning_end == -1:

@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, ProducerFenced
 
 from schemas import ids
-from schemas.control import Idle, Regenerate, idle_key, regenerate_key
+from schemas.control import Idle, Regenerate, Replay, idle_key, regenerate_key, replay_key
 from schemas.cursors import Cursor
 from schemas.dead import DeadLetter
 from schemas.prompts import Prompt
@@ -149,6 +149,18 @@ class Ledger:
             own = [ready for name, ready in published.values() if name == source]
             repeated = sum(name == source for name, _ in prompts) - len(own)
             self._metrics.hauled(source, 0, len(own), repeated, {}, sum(ready.tokens for ready in own))
+
+    async def replay(self, prompts: Sequence[Ready], done: Replay) -> None:
+        """One transaction: all of `prompts`, although they are on the topic, and that their command is done. Raises as
+        `publish` does."""
+        key = replay_key(done.command)
+        await self._commit(
+            [
+                *(_Message(self._kafka.topics.prompts, ready.value, Prompt, id=ready.id) for ready in prompts),
+                _Message(self._kafka.topics.control, self._encoder.encode(done), Replay, key=key),
+            ]
+        )
+        self._metrics.records_out.inc(len(prompts))
 
     async def idle(self, run: str, sources: Iterable[str], stopped: Mapping[str, str]) -> None:
         """Say that this run's prompts are all on the topic, but for those of sources that are stopped. Raises as

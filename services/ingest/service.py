@@ -16,7 +16,8 @@ from contextlib import AsyncExitStack
 
 from aiokafka.errors import KafkaError
 
-from services.ingest import regenerate, sources
+from services.ingest import commands as given
+from services.ingest import sources
 from services.ingest.backlog import Backlog
 from services.ingest.declaration import Declaration, Upkeep
 from services.ingest.http import PromptsApi, served
@@ -114,7 +115,7 @@ class Ingest:
         try:
             while not context.stopping.is_set():
                 context.health.beat()
-                await regenerate.apply(context, self._kafka, ledger, commands)
+                await given.apply(context, self._kafka, ledger, commands)
                 if not making and (declared := self._upkeep.take()):
                     reader, look_at = self._switch(context, reader, ledger, declared), -math.inf
                 ended, full = now() < look_at, self._backlog.full

@@ -18,6 +18,7 @@ from schemas.control import (
     Idle,
     Probes,
     Regenerate,
+    Replay,
     Spent,
     cancel_key,
     idle_key,
@@ -59,6 +60,11 @@ class ControlView:
     def regenerations(self) -> list[Regenerate]:
         """All commands to ask prompts again, the oldest first; those not done are waiting for ingest."""
         found = [message for message in self._latest.values() if isinstance(message, Regenerate)]
+        return sorted(found, key=lambda message: (message.created_at, message.command))
+
+    def replays(self) -> list[Replay]:
+        """Commands to ask failed prompts again that wait for ingest, the oldest first."""
+        found = [message for message in self._latest.values() if isinstance(message, Replay) and not message.done]
         return sorted(found, key=lambda message: (message.created_at, message.command))
 
     def spent(self) -> list[Spent]:

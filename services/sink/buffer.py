@@ -77,6 +77,10 @@ class Buffer:
         content = arrival.content
         if row_seen or (failure_seen and isinstance(content, Refusal)):
             self.duplicates += 1
+            if not row_seen and isinstance(content, Refusal):
+                # It may have been replayed, and have failed again: then people want to know. The topic is a set.
+                self.letters.append((arrival.id, content.letter))
+                self.nbytes += arrival.nbytes
             return
         self.nbytes += arrival.nbytes
         if isinstance(content, Refusal):
