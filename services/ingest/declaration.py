@@ -17,7 +17,7 @@ from services.ingest.reader import Batch
 from services.ingest.request import Request
 from services.ingest.settings import IngestSettings
 from services.ingest.sources import Sources
-from services.kernel.errors import Fatal
+from services.kernel.errors import Fatal, Retry
 
 log = logging.getLogger("tokenhaul.ingest")
 
@@ -81,6 +81,9 @@ class Upkeep:
                     self.arrived.set()
             except Fatal as refusal:
                 self.refused(refusal)
+            except Retry as error:
+                log.warning("the sources file was edited: %s", error, extra={"action": "retry"})
+                self._text = None  # it is looked at again
 
     def taken(self) -> None:
         """It is what is done from now on."""

@@ -78,11 +78,45 @@ class Growing:
         """Nothing is open."""
 
 
+class Whole:
+    """One version of an object of lines: what is there is all, and it stays what it is. It stays open between reads."""
+
+    rows: int | None = None
+
+    def __init__(self, open: Callable[[], BinaryIO], size: int) -> None:
+        self._open, self._size = open, size
+        self._file: BinaryIO | None = None
+
+    def is_same(self, mark: Mark) -> bool:
+        """Whether it goes on from what `mark` was made in."""
+        with self._open() as file:
+            return self._size >= mark.offset and is_same(file, mark)
+
+    def read(self, mark: Mark, *, max_lines: int, take_rest: bool = False) -> Lines:
+        """Up to `max_lines` lines behind `mark`. Raises OSError."""
+        known = self._file is not None
+        file = self._file = self._file or self._open()
+        return take_lines(file, mark, max_lines=max_lines, take_rest=True, size=self._size, known=known)
+
+    def close(self) -> None:
+        """The next read opens it again."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
 def take_lines(
-    file: BinaryIO, mark: Mark, *, max_lines: int, take_rest: bool = False, max_line_bytes: int = MAX_LINE_BYTES
+    file: BinaryIO,
+    mark: Mark,
+    *,
+    max_lines: int,
+    take_rest: bool = False,
+    max_line_bytes: int = MAX_LINE_BYTES,
+    size: int | None = None,
+    known: bool = False,
 ) -> Lines:
-    """See Growing.read."""
-    replaced = not is_same(file, mark)
+    """See Growing.read. `size`: of the file, where that is fixed; `known`: it is the one that `mark` was made in."""
+    replaced = not known and not is_same(file, mark)
     if replaced:
         mark = Mark()
     file.seek(mark.offset)
@@ -97,7 +131,9 @@ def take_lines(
         if line := as_line(row, data, too_long):
             lines.append(line)
     new = Mark(offset, row, *_head(file, mark, offset), *_tail(file, mark, offset), mark.inode, mark.records)
-    return Lines(lines, msgspec.structs.replace(new, complete=offset == size_of(file)), replaced)
+    return Lines(
+        lines, msgspec.structs.replace(new, complete=offset == (size_of(file) if size is None else size)), replaced
+    )
 
 
 def as_line(row: int, data: bytes, too_long: bool) -> Line | None:

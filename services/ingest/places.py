@@ -11,8 +11,10 @@ from typing import BinaryIO, Protocol, cast
 
 import msgspec
 
-from services.ingest.lines import Growing, Lines, Mark
+from services.ingest import buckets, hub
+from services.ingest.lines import Growing, Lines, Mark, Whole
 from services.ingest.stored import Packing, Shape, Stored
+from services.kernel.objects import Found as ObjectFound
 
 KINDS = ".jsonl, .json or .parquet, each also with .gz or .zst behind it"
 _KIND = re.compile(r"\.(jsonl|json|parquet)(?:\.(gz|zst))?$")
@@ -55,6 +57,9 @@ class Found(msgspec.Struct, frozen=True):
 def check(patterns: Sequence[str], folder: Path, roots: Sequence[str]) -> None:
     """Raises ValueError for a pattern that can never find anything, or that leaves the roots."""
     for pattern in patterns:
+        if buckets.is_url(pattern):
+            (hub if hub.is_url(pattern) else buckets).check(pattern, roots)
+            continue
         path = folder / pattern
         if not _within(_fixed(path), roots):
             raise ValueError(f"files: {pattern!r} leaves TOKENHAUL_INGEST_ROOTS, {', '.join(roots)}")
@@ -67,11 +72,23 @@ def check(patterns: Sequence[str], folder: Path, roots: Sequence[str]) -> None:
 
 
 def find(patterns: Sequence[str], folder: Path, roots: Sequence[str]) -> Found:
-    """Look for the files now; each once, in the order of the patterns, sorted within one."""
+    """Look for the files now; each once, in the order of the patterns, sorted within one. Raises Retry for a store
+    that does not answer."""
     entries: dict[str, Entry] = {}
     passed_over: dict[str, str] = {}
     known: set[Path] = set()
     for pattern in patterns:
+        if hub.is_url(pattern):
+            for split in hub.find(pattern):
+                entries.setdefault(split.url, Entry(split.version, split.size, partial(hub.Rows, split)))
+            continue
+        if buckets.is_url(pattern):
+            for url, found in buckets.find(pattern):
+                if kind_of(url):
+                    entries.setdefault(url, _object_entry(url, found))
+                else:
+                    passed_over[url] = f"it does not end in {KINDS}"
+            continue
         for name in _names(pattern, folder):
             path = folder / name
             if reason := _refused(name, path, roots):
@@ -125,12 +142,20 @@ def _entry(path: Path) -> Entry | None:
     return Entry(version, stat.st_size, partial(file_input, path), stat.st_ino)
 
 
+def _object_entry(url: str, found: ObjectFound) -> Entry:
+    opener = partial(buckets.open_object, url, found)
+    shape, packing = kind_of(url) or ("jsonl", "")
+    if (shape, packing) == ("jsonl", ""):
+        return Entry((found.size, found.version), found.size, partial(Whole, opener, found.size))
+    return Entry((found.size, found.version), found.size, partial(Stored, opener, shape, packing))
+
+
 def _within(path: Path, roots: Sequence[str]) -> bool:
     """Whether the path, links followed, is in one of the roots. No roots: anywhere."""
     if not roots:
         return True
     real = path.resolve()
-    return any(real.is_relative_to(Path(root).resolve()) for root in roots)
+    return any(real.is_relative_to(Path(root).resolve()) for root in roots if not buckets.is_url(root))
 
 
 def _fixed(path: Path) -> Path:

@@ -14,6 +14,7 @@ from services.ingest.places import Entry
 from services.ingest.selection import selected
 from services.ingest.sources import Source, Sources
 from services.ingest.stored import Broken
+from services.kernel.errors import Retry
 
 log = logging.getLogger("tokenhaul.ingest")
 
@@ -72,8 +73,12 @@ class Reader:
         """Look for files, and look again at those that changed since they were read to their ends."""
         self._scanned = self._clock()
         for turn in self._turns:
-            if not turn.stopped:
+            if turn.stopped:
+                continue
+            try:
                 turn.look(places.find(turn.source.files, self._sources.folder, self._sources.roots))
+            except Retry as error:
+                self._later(turn.source, error)
 
     def stop(self, source: str, because: str) -> None:
         """Take no more of a source. Its files are let go."""
@@ -123,6 +128,10 @@ class Reader:
                 log.warning("source %s: %s is gone", turn.source.name, name)
                 turn.waiting.pop(0)
                 continue
+            except Retry as error:
+                self._later(turn.source, error)
+                turn.later(name)
+                continue
             except (Broken, OSError) as error:
                 self._put_aside(turn, name, str(error))
                 continue
@@ -130,6 +139,13 @@ class Reader:
                 return Batch(turn.source, name, taken.lines, taken.mark)
             turn.done(name)
         return None
+
+    def _later(self, source: Source, error: Retry) -> None:
+        """A store that does not answer holds up what is in it, until the next look. At the end of all it is waited
+        for."""
+        if self._take_rest:
+            raise error
+        log.warning("source %s: %s", source.name, error, extra={"action": "retry"})
 
     def _put_aside(self, turn: _Turn, name: str, error: str) -> None:
         """A file that cannot be read may still be written. At the end of all it is an error of its source."""
@@ -219,6 +235,11 @@ class _Turn:
     def done(self, name: str) -> None:
         """Nothing more to read of a file, until it changes."""
         self.files[name].done = self.files[name].entry.version
+        self.files[name].input.close()
+        self.waiting.remove(name)
+
+    def later(self, name: str) -> None:
+        """Read on in a file after the next look."""
         self.files[name].input.close()
         self.waiting.remove(name)
 

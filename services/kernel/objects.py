@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from services.kernel import failpoints
@@ -26,6 +26,7 @@ from services.kernel.errors import Fatal, Retry
 from services.kernel.store import Data, LocalStore, Store
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import ClientConfig, RetryConfig
 
 _URL = re.compile(r"(s3|gs|az)://[^/@?#\s]+(/[^?#\s]*)?")
@@ -61,6 +62,10 @@ def open_store(root: str) -> Store:
     except (BaseError, ValueError) as error:
         raise Fatal(f"{url} cannot be used: {_first_line(error)}") from error
     return ObjectStore(client, url)
+
+
+class Replaced(OSError):
+    """An object is not the one any more that is being read."""
 
 
 class ObjectStore:
@@ -103,6 +108,19 @@ class ObjectStore:
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return sorted(path.removeprefix(prefix).rstrip("/") for path in paths)
 
+    def walk(self, folder: str) -> Iterator[Found]:
+        """Every object in `folder` ("": the root) and the folders in it."""
+        with _retried(self.name(folder)):
+            for page in obstore.list(self._client, folder or None):
+                for each in page:
+                    version = each["e_tag"] or each["last_modified"].isoformat()
+                    yield Found(each["path"], each["size"], version, each["e_tag"])
+
+    def read(self, found: Found) -> BinaryIO:
+        """That object as it was found. Reading raises OSError when another one was put in its place."""
+        name = self.name(found.key)
+        return cast(BinaryIO, _Object(self._client, found.key, name, found.size, found.e_tag))
+
     def delete(self, key: str) -> None:
         with _retried(self.name(key)):
             obstore.delete(self._client, key)
@@ -114,11 +132,22 @@ class ObjectStore:
         return f"{self._url}/{key}"
 
 
-class _Object(io.RawIOBase):
-    """Reads ranges of an object; each read is a request. Raises Retry when there is no answer."""
+class Found(NamedTuple):
+    """An object by its key below the root; `version` is another one when it is another object."""
 
-    def __init__(self, client: _Client, key: str, name: str, size: int) -> None:
+    key: str
+    size: int
+    version: str
+    e_tag: str | None
+
+
+class _Object(io.RawIOBase):
+    """Reads ranges of an object, of one version of it if `e_tag` is given; each read is a request. Raises Retry when
+    there is no answer."""
+
+    def __init__(self, client: _Client, key: str, name: str, size: int, e_tag: str | None = None) -> None:
         super().__init__()
+        self._options: GetOptions = {} if e_tag is None else {"if_match": e_tag}
         self._client, self._key, self._name, self._size = client, key, name, size
         self._position = 0
 
@@ -142,9 +171,16 @@ class _Object(io.RawIOBase):
         if not length:
             return b""
         with _retried(self._name):
-            data = obstore.get_range(self._client, self._key, start=self._position, length=length)
+            data = self._get(length)
         self._position += len(data)
-        return data.to_bytes()
+        return data
+
+    def _get(self, length: int) -> bytes:
+        span = (self._position, self._position + length)
+        try:
+            return bytes(obstore.get(self._client, self._key, options={**self._options, "range": span}).bytes())
+        except PreconditionError as error:
+            raise Replaced(f"{self._name} was replaced while it was read") from error
 
     def readall(self) -> bytes:
         return self.read()
@@ -160,6 +196,8 @@ def _retried(name: str) -> Iterator[None]:
     """What the store refuses now (away, overloaded, not permitted) it may allow later."""
     try:
         yield
+    except Replaced:
+        raise
     except (BaseError, OSError) as error:
         raise Retry("store", f"{name}: {_first_line(error)}") from error
 

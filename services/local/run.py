@@ -166,7 +166,9 @@ def declared(file: Path) -> Sources:
         read = yaml.safe_load(file.read_text())
         sources: Sources = [dict(source) for source in read["sources"]]
         for source in sources:
-            source["files"] = [str(file.resolve().parent / name) for name in source.get("files", ())]
+            source["files"] = [
+                name if "://" in name else str(file.resolve().parent / name) for name in source.get("files", ())
+            ]
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise SettingsError(f"{file} declares no sources: {error!r} (docs/formats.md)") from error
     return sources
