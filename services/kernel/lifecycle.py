@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -109,6 +110,13 @@ class Service(Protocol):
         """The work, until it is done or `context.stopping` is set and what was in flight is dealt with."""
 
 
+def _collect_less() -> None:
+    """The cyclic collector walks through every list of ids there is each time it runs: a third of the CPU that a record
+    cost the generator. What is there for good is left out, and it runs more seldom; memory stays as flat."""
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
+
+
 def run(make: Callable[[Mapping[str, str]], Service], environ: Mapping[str, str], *, until_idle: bool) -> int:
     """Run a service. The exit status: 0 done, 1 a bug, 2 wrong settings, 3 going on would break a promise."""
     try:
@@ -117,7 +125,9 @@ def run(make: Callable[[Mapping[str, str]], Service], environ: Mapping[str, str]
         failpoints.arm(process.failpoints)
         if until_idle and not process.run_id:
             raise SettingsError("TOKENHAUL_RUN_ID is not set: --until-idle waits for the idle mark of that run")
-        asyncio.run(_main(make(environ), process, until_idle))
+        service = make(environ)
+        _collect_less()
+        asyncio.run(_main(service, process, until_idle))
     except SettingsError as error:
         for line in str(error).splitlines():
             print(f"tokenhaul: {line}", file=sys.stderr)
