@@ -16,11 +16,15 @@ class SourceRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The tags of a reasoning part as id sequences, and whether the prompt already ends inside of it."""
+    """The tags of a reasoning part as id sequences, and whether the prompt already ends inside of it.
+
+    Variants are what a tag of several ids becomes where its first or last id merges with the text beside it."""
 
     open: list[int]
     close: list[int]
     opened: bool = False
+    open_variants: list[list[int]] = []
+    close_variants: list[list[int]] = []
 
 
 class Prompt(msgspec.Struct, tag="prompt.v1", frozen=True, kw_only=True, omit_defaults=True):

@@ -107,17 +107,22 @@ def reasoning_end(prompt_ids: Ids[int], output_ids: Ids[int], reasoning: Reasoni
     """
     if reasoning is None:
         return None
-    tail = list(prompt_ids[max(0, len(prompt_ids) - len(reasoning.close) + 1) :])
-    start = len(prompt_ids) - len(tail)
-    answer = tail + list(output_ids)
+    opens, closes = [reasoning.open, *reasoning.open_variants], [reasoning.close, *reasoning.close_variants]
+    start = max(0, len(prompt_ids) - max(map(len, closes)) + 1)
+    answer = [*prompt_ids[start:], *output_ids]
     position = 0
     if not reasoning.opened:
-        position = _find(answer, reasoning.open, len(tail))
+        position = _end_of(opens, answer, len(prompt_ids) - start)
         if position < 0:
             return None
-        position += len(reasoning.open)
-    found = _find(answer, reasoning.close, position)
-    return NEVER_CLOSED if found < 0 else start + found + len(reasoning.close) - 1
+    end = _end_of(closes, answer, position)
+    return NEVER_CLOSED if end < 0 else start + end - 1
+
+
+def _end_of(tags: list[list[int]], ids: list[int], begin: int) -> int:
+    """The index behind the first of `tags` in `ids` that stands at `begin` or later, or -1."""
+    ends = [found + len(tag) for tag in tags if (found := _find(ids, tag, begin)) >= 0]
+    return min(ends, default=-1)
 
 
 def _find(ids: list[int], tag: list[int], begin: int) -> int:

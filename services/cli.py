@@ -43,6 +43,7 @@ _TOOLS = {
     "push": ("hand records to an ingest that runs", "services.ingest.push"),
     "run": ("the whole pipeline on this machine, over your own files", "services.local.run"),
     "demo": ("the whole pipeline over the prompts that come with it", "services.local.demo"),
+    "check": ("prove that sources, tokenizer and engine fit together; show a prompt of each", "services.ingest.check"),
     "status": ("how far each source is, how busy each engine, what waits", "services.operations.status_command"),
     "dead": ("list, show, replay or drop what failed", "services.operations.dead_command"),
     "config": ("every setting, its value here, and where it comes from", "services.operations.config"),

@@ -209,7 +209,7 @@ def _check_context(arguments: argparse.Namespace) -> None:
 
 def _model(tokenizer: Path) -> model.Model:
     try:
-        return model.load(IngestSettings(sources_file="", tokenizer=str(tokenizer)))
+        return model.load(IngestSettings(sources_file="", tokenizer=str(tokenizer)), tokenizer)
     except Fatal as error:
         raise SettingsError(str(error)) from error
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from schemas.control import Dataset
-from services.ingest import preflight, sources
+from schemas.control import Dataset, Probes
+from services.ingest import preflight, probes, sources
 from services.ingest.metrics import IngestMetrics
 from services.ingest.patience import Patience
 from services.ingest.prompts import Made, PromptMaker
@@ -17,6 +18,7 @@ from services.ingest.reader import Batch
 from services.ingest.request import Request
 from services.ingest.settings import IngestSettings
 from services.ingest.sources import Sources
+from services.ingest.workshop import Workshop
 from services.kernel.errors import Fatal, Retry
 
 log = logging.getLogger("tokenhaul.ingest")
@@ -29,12 +31,22 @@ class Declaration(msgspec.Struct, frozen=True):
     sources: Sources
     makers: dict[str, PromptMaker]
     patience: dict[str, Patience]
+    probes: Probes
+    workshop: Workshop
 
     @classmethod
-    def prepare(cls, settings: IngestSettings, declared: Sources, dataset: Dataset) -> Declaration:
-        """Takes seconds: not on the loop. Raises Fatal for what preflight refuses."""
-        makers = preflight.prepare(settings, declared, dataset.model)
-        return cls(dataset, declared, makers, {source.name: Patience(source) for source in declared.sources})
+    def prepare(
+        cls, settings: IngestSettings, declared: Sources, dataset: Dataset, workshop: Workshop | None = None
+    ) -> Declaration:
+        """`workshop`: the tokenizer and what else is loaded already. Takes seconds: not on the loop. Raises Fatal for
+        what preflight refuses."""
+        if workshop is None:
+            # Templates that print a date are told this one: the same whenever a prompt is made.
+            created = datetime.fromtimestamp(dataset.created_at, UTC).date().isoformat()
+            workshop = Workshop(settings, dataset.model, created)
+        makers = preflight.prepare(workshop, declared)
+        patience = {source.name: Patience(source) for source in declared.sources}
+        return cls(dataset, declared, makers, patience, probes.make(makers.values()), workshop)
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -53,9 +65,9 @@ class Upkeep:
     """Follows the sources file: a ConfigMap swaps a symlink, an editor writes a new file. What cannot be taken is told
     of, and the work goes on as it was declared before."""
 
-    def __init__(self, settings: IngestSettings, dataset: Dataset, metrics: IngestMetrics) -> None:
+    def __init__(self, settings: IngestSettings, now: Declaration, metrics: IngestMetrics) -> None:
         self.arrived = asyncio.Event()
-        self._settings, self._dataset, self._metrics = settings, dataset, metrics
+        self._settings, self._dataset, self._workshop, self._metrics = settings, now.dataset, now.workshop, metrics
         self._text = _read(settings.sources_file)
         self._told, self._faulty = "", False
         self._next: Declaration | None = None
@@ -77,7 +89,9 @@ class Upkeep:
             await asyncio.sleep(self._settings.scan_seconds)
             try:
                 if self._next is None and (declared := await asyncio.to_thread(self._changed)):
-                    self._next = await asyncio.to_thread(Declaration.prepare, self._settings, declared, self._dataset)
+                    self._next = await asyncio.to_thread(
+                        Declaration.prepare, self._settings, declared, self._dataset, self._workshop
+                    )
                     self.arrived.set()
             except Fatal as refusal:
                 self.refused(refusal)

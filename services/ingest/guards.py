@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from services.ingest.asks import Asks
-from services.ingest.reasoning import ReasoningTags
 from services.ingest.record import Conversation
+from services.ingest.request import Request
 from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.errors import Reject
 from services.kernel.overlap import Overlap, user_texts
@@ -47,12 +46,12 @@ class ControlTokens:
 class Guards:
     """The guards of one source. Threads may share them."""
 
-    def __init__(
-        self, source: Asks, tokenizer: ChatTokenizer, reasoning: ReasoningTags | None, overlap: Overlap | None
-    ) -> None:
+    def __init__(self, request: Request, tokenizer: ChatTokenizer, overlap: Overlap | None) -> None:
+        source, reasoning = request.source, request.reasoning
         self._source, self._tokenizer, self._overlap = source, tokenizer, overlap
+        self._kwargs = request.chat_template_kwargs
         self._reads_tools = "tools" in tokenizer.template_variables()
-        tags = [] if reasoning is None else [reasoning.open_text, reasoning.close_text]
+        tags = [] if reasoning is None else [reasoning.open.text, reasoning.close.text]
         self._control = ControlTokens(tokenizer.control_tokens(tags)) if source.control_tokens == "reject" else None
 
     def before(self, chat: Conversation) -> None:
@@ -122,6 +121,6 @@ class Guards:
 
     def _same_text(self, text: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> bool:
         try:
-            return self._tokenizer.render(messages, tools, self._source.chat_template_kwargs) == text
+            return self._tokenizer.render(messages, tools, self._kwargs) == text
         except Reject:
             return False  # the template cannot do without

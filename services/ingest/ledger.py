@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, ProducerFenced
 
 from schemas import ids
-from schemas.control import Idle, Regenerate, Replay, idle_key, regenerate_key, replay_key
+from schemas.control import PROBES_KEY, Idle, Probes, Regenerate, Replay, idle_key, regenerate_key, replay_key
 from schemas.cursors import Cursor
 from schemas.dead import DeadLetter
 from schemas.prompts import Prompt
@@ -169,6 +169,11 @@ class Ledger:
         totals |= {name: msgspec.structs.replace(totals[name], stopped=why) for name, why in stopped.items()}
         mark = Idle(run=run, sources=totals, created_at=time.time())
         await self._commit([_Message(self._kafka.topics.control, self._encoder.encode(mark), Idle, key=idle_key(run))])
+
+    async def announce(self, probes: Probes) -> None:
+        """Tell the generators what an engine's tokenizer must make. Raises as `publish` does."""
+        topic = self._kafka.topics.control
+        await self._commit([_Message(topic, self._encoder.encode(probes), Probes, key=PROBES_KEY)])
 
     def _new(self, prompts: Sequence[Ready]) -> dict[bytes, Ready]:
         """Those not on the topic, each once, by id."""

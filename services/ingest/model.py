@@ -24,9 +24,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     generation: dict[str, Any]
 
 
-def load(settings: IngestSettings) -> Model:
-    """Read config.json and generation_config.json; settings win. Raises Fatal for what stays unknown."""
-    folder = Path(settings.tokenizer)
+def load(settings: IngestSettings, folder: Path) -> Model:
+    """What config.json and generation_config.json in `folder` say; settings win. Raises Fatal for what is not said."""
     config, generation = _read(folder / "config.json"), _read(folder / "generation_config.json")
     parts = [config, config.get("text_config") or {}]
     return Model(

@@ -1,22 +1,19 @@
-"""Before the first prompt of a source: does its way of tokenizing give what plain transformers gives?"""
+"""Before the first prompt: does every source ask what it seems to, in the ids plain transformers gives?"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from services.ingest import model, places, request
+from services.ingest import places, probes
 from services.ingest.asks import Asks
 from services.ingest.lines import Line, Mark
 from services.ingest.prompts import PromptMaker, Rendered
-from services.ingest.settings import IngestSettings
 from services.ingest.sources import Source, Sources
 from services.ingest.stored import Broken
-from services.ingest.tokenizer import ChatTokenizer
-from services.kernel.errors import Fatal, Reject, SettingsError
-from services.kernel.overlap import Overlap
+from services.ingest.workshop import Workshop
+from services.kernel.errors import Fatal, Reject
 
 log = logging.getLogger("tokenhaul.ingest")
 
@@ -25,41 +22,24 @@ LOOKED_AT = 1024  # lines of a file, when few of them can be asked
 _PROBE = [{"role": "user", "content": "Hello"}]
 
 
-def prepare(settings: IngestSettings, declared: Sources, label: str) -> dict[str, PromptMaker]:
-    """The makers of all sources, for the model of this label, tried on what the files hold. Raises Fatal."""
-    facts, tokenizer = model.load(settings), ChatTokenizer(settings.tokenizer)
-    overlaps: dict[tuple[Any, ...], Overlap] = {}
+def prepare(workshop: Workshop, declared: Sources) -> dict[str, PromptMaker]:
+    """The makers of all sources, tried on what the files hold; the engine too, if one is set. Raises Fatal."""
     makers = {}
     for source in declared.sources:
-        maker = PromptMaker(
-            request.resolve(source, label, facts, tokenizer),
-            tokenizer,
-            store_messages=settings.store_messages,
-            overlap=_overlap(source, declared.folder, overlaps),
-        )
+        maker = workshop.maker(source, declared.folder)
         prove_template(maker)
         prove_source(maker, source, declared)
         makers[source.name] = maker
+    engine = workshop.settings.engine
+    if engine:
+        asyncio.run(probes.prove_engine(engine, workshop.settings.engine_api_key, probes.make(makers.values())))
     return makers
-
-
-def _overlap(source: Asks, folder: Path, loaded: dict[tuple[Any, ...], Overlap]) -> Overlap | None:
-    """What the source's prompts must not overlap with; files that several sources name are read once."""
-    if not source.exclude:
-        return None
-    key = (*source.exclude, source.exclude_words)
-    if key not in loaded:
-        try:
-            loaded[key] = Overlap.load([folder / file for file in source.exclude], source.exclude_words)
-        except SettingsError as error:
-            raise SettingsError(f"source {source.name!r}: exclude: {error}") from error
-    return loaded[key]
 
 
 def prove_template(maker: PromptMaker) -> None:
     """Raises Fatal for a template that does not open the answer: the model would continue the user's turn."""
     source, tokenizer = maker.request.source, maker.tokenizer
-    kwargs = source.chat_template_kwargs
+    kwargs = maker.request.chat_template_kwargs
     try:
         with_prompt = tokenizer.render(_PROBE, None, kwargs)
         without = tokenizer.render(_PROBE, None, kwargs, generation_prompt=False)
@@ -67,6 +47,7 @@ def prove_template(maker: PromptMaker) -> None:
         raise Fatal(f"source {source.name!r}: the chat template cannot render a user's turn: {reject.detail}") from None
     if with_prompt == without:
         raise _no_generation_prompt(source, "a user's turn")
+    _check_ids(maker, tokenizer.ids(with_prompt))
 
 
 def prove(maker: PromptMaker, file: str, lines: Sequence[Line]) -> int:
@@ -77,7 +58,8 @@ def prove(maker: PromptMaker, file: str, lines: Sequence[Line]) -> int:
     asked = [item for item in maker.render(lines) if isinstance(item, Rendered)]
     rendered = [item for item in asked if item.conversation.ids is None]  # what is given as ids has nothing to differ
     for item, ids in zip(rendered, tokenizer.encode([item.text for item in rendered]), strict=True):
-        chat, kwargs = item.conversation, source.chat_template_kwargs
+        _check_ids(maker, ids)
+        chat, kwargs = item.conversation, maker.request.chat_template_kwargs
         where = f"{file}, line {item.line.row}"
         if tokenizer.plain(chat.messages, chat.tools, kwargs) != ids:
             raise Fatal(
@@ -90,6 +72,7 @@ def prove(maker: PromptMaker, file: str, lines: Sequence[Line]) -> int:
             if bare == item.text:
                 raise _no_generation_prompt(source, where)
     maker.proven = maker.proven or bool(asked)
+    maker.example = maker.example or next(iter(asked), None)
     return len(asked)
 
 
@@ -115,6 +98,16 @@ def prove_source(maker: PromptMaker, source: Source, declared: Sources) -> int:
         extra={"action": "preflight", "records": count},
     )  # fmt: skip
     return count
+
+
+def _check_ids(maker: PromptMaker, ids: list[int]) -> None:
+    maker.request.check_ids(ids)
+    bos = maker.tokenizer.bos_token_id
+    if bos is not None and ids[:2] == [bos, bos]:
+        raise Fatal(
+            f"source {maker.request.source.name!r}: prompts begin with BOS twice (id {bos}): chat template and "
+            "tokenizer both write one. Take it out of one of them: the model has seen one"
+        )
 
 
 def _no_generation_prompt(source: Asks, where: str) -> Fatal:

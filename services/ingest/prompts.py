@@ -20,7 +20,7 @@ from services.ingest.record import Conversation, Record
 from services.ingest.request import Request
 from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.codec import Encoder
-from services.kernel.errors import Fatal, Reject
+from services.kernel.errors import Reject
 from services.kernel.kafka import MAX_VALUE_BYTES
 from services.kernel.overlap import Overlap
 
@@ -74,14 +74,15 @@ class Refused(NamedTuple):
 
 
 class PromptMaker:
-    """Makes the prompts of one source. Threads may share it. `proven`: see preflight.py."""
+    """Makes the prompts of one source. Threads may share it. `proven` and `example`: see preflight.py."""
 
     def __init__(
         self, request: Request, tokenizer: ChatTokenizer, *, store_messages: bool, overlap: Overlap | None = None
     ) -> None:
         self.request, self.tokenizer, self.proven = request, tokenizer, False
+        self.example: Rendered | None = None  # what `tokenhaul check` shows
         self._source, self._store_messages = request.source, store_messages
-        self._guards = Guards(request.source, tokenizer, request.reasoning, overlap)
+        self._guards = Guards(request, tokenizer, overlap)
 
     def make(self, file: str, lines: Sequence[Line]) -> Made:
         """Prompts and letters of `lines`. CPU for as long as it takes: not on the loop.
@@ -131,7 +132,7 @@ class PromptMaker:
             return Rendered(line, record, chat, group, None, None, text)
         self._guards.before(chat)
         messages = msgspec.json.encode(chat.messages).decode()
-        text = self.tokenizer.render(chat.messages, chat.tools, self._source.chat_template_kwargs)
+        text = self.tokenizer.render(chat.messages, chat.tools, self.request.chat_template_kwargs)
         if not text:
             raise Reject("empty_prompt", "the chat template renders the conversation to nothing")
         self._guards.after(chat, messages, text)
@@ -148,12 +149,7 @@ class PromptMaker:
 
     def _prompts(self, encoder: Encoder, file: str, item: Rendered, prompt_ids: list[int]) -> list[Ready]:
         request, source, own = self.request, self._source, item.record.own
-        if max(prompt_ids) >= request.vocab_size:
-            raise Fatal(
-                f"source {source.name!r}: the tokenizer gives id {max(prompt_ids)}, vocab_size is "
-                f"{request.vocab_size}: an engine would die of it. Is the tokenizer the model's? Does "
-                "TOKENHAUL_INGEST_VOCAB_SIZE say what the model was built with?"
-            )
+        request.check_ids(prompt_ids)
         sampling, clamped = request.sampling(prompt_ids, own)
         prompt = Prompt(
             id=b"",
@@ -171,7 +167,7 @@ class PromptMaker:
             vocab_size=request.vocab_size,
             context_length=request.context_length,
             tokenizer_fingerprint=request.tokenizer_fingerprint,
-            chat_template_kwargs={} if item.messages is None else source.chat_template_kwargs,
+            chat_template_kwargs={} if item.messages is None else request.chat_template_kwargs,
             reasoning=request.reasoning.state(item.text) if request.reasoning else None,
             clamped=clamped,
             metadata=item.record.metadata,

@@ -16,6 +16,7 @@ from services.ingest.reasoning import ReasoningTags
 from services.ingest.record import Own
 from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.errors import Fatal, Reject
+from services.kernel.rendering import DATE, with_date
 
 _canonical = msgspec.msgpack.Encoder(order="sorted")
 _GIVEN_BY_US = {"messages", "tools", "documents", "add_generation_prompt"}
@@ -33,7 +34,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     samplings: list[tuple[float, dict[str, Any]]]
     reasoning: ReasoningTags | None
     tokenizer_fingerprint: str
+    chat_template_kwargs: dict[str, Any] = {}
     settings: bytes = b""
+
+    def check_ids(self, prompt_ids: Sequence[int]) -> None:
+        """Raises Fatal for ids the model does not have."""
+        if max(prompt_ids, default=0) >= self.vocab_size:
+            raise Fatal(
+                f"source {self.source.name!r}: the tokenizer gives id {max(prompt_ids)}, vocab_size is "
+                f"{self.vocab_size}: an engine would die of it. Is the tokenizer the model's? Does "
+                "TOKENHAUL_INGEST_VOCAB_SIZE say what the model was built with?"
+            )
 
     def sampling(self, prompt_ids: Sequence[int], own: Own) -> tuple[dict[str, Any], bool]:
         """All of the sampling of one prompt, and whether max_new_tokens had to be clamped to the room there is.
@@ -57,9 +68,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return {**resolved, "max_new_tokens": min(asked, room)}, asked > room
 
 
-def resolve(source: Asks, label: str, model: Model, tokenizer: ChatTokenizer) -> Request:
-    """Raises Fatal, naming the source and what to do, for what the model or the template cannot do."""
+def resolve(source: Asks, label: str, model: Model, tokenizer: ChatTokenizer, date: str) -> Request:
+    """`date` is what a template is told that asks for the day, unless the source itself says one.
+
+    Raises Fatal, naming the source and what to do, for what the model or the template cannot do."""
     _check_kwargs(source, tokenizer)
+    kwargs = ({DATE: date} if tokenizer.prints_date else {}) | source.chat_template_kwargs
     end_ids = model.end_ids if tokenizer.eos_token_id is None else model.end_ids | {tokenizer.eos_token_id}
     request = Request(
         source=source,
@@ -71,7 +85,8 @@ def resolve(source: Asks, label: str, model: Model, tokenizer: ChatTokenizer) ->
             for weight, asked in source.samplings
         ],
         reasoning=reasoning.resolve(source, tokenizer, model.vocab_size),
-        tokenizer_fingerprint=tokenizer.fingerprint(source.chat_template_kwargs),
+        chat_template_kwargs=kwargs,
+        tokenizer_fingerprint=tokenizer.fingerprint(kwargs),
     )
     return msgspec.structs.replace(request, settings=_hash(request))
 
@@ -85,7 +100,7 @@ def _hash(request: Request) -> bytes:
         "vocab_size": request.vocab_size,
         "context_length": request.context_length,
         "sampling": ways[0][1] if len(ways) == 1 else ways,
-        "reasoning": tags and {"open": tags.open, "close": tags.close, "open_text": tags.open_text},
+        "reasoning": tags and {"open": tags.open.ids, "close": tags.close.ids, "open_text": tags.open.text},
         "tokenizer_fingerprint": request.tokenizer_fingerprint,
         "settings": None,
         **{key: getattr(request.source, key) for key in ("max_new_tokens", "samples", "format", "turns", "tools")},
@@ -103,3 +118,10 @@ def _check_kwargs(source: Asks, tokenizer: ChatTokenizer) -> None:
                 f"source {source.name!r}: the chat template never reads chat_template_kwargs.{key}, or it is given by "
                 f"tokenhaul; the switches this template reads: {switches}"
             )
+    try:
+        with_date(source.chat_template_kwargs)
+    except ValueError:
+        given = source.chat_template_kwargs[DATE]
+        raise Fatal(
+            f"source {source.name!r}: chat_template_kwargs.{DATE} {given!r} is no date like 2026-07-26"
+        ) from None

@@ -80,7 +80,7 @@ class Ingest:
         if not hasattr(self, "_now"):
             dataset = await topics.check(self._kafka)
             self._now = await asyncio.to_thread(Declaration.prepare, self._settings, self._declared, dataset)
-            self._upkeep = Upkeep(self._settings, dataset, self.metrics)
+            self._upkeep = Upkeep(self._settings, self._now, self.metrics)
             if not context.until_idle:
                 context.spawn(self._upkeep.follow())
             if self._settings.backlog:
@@ -92,6 +92,7 @@ class Ingest:
         ):
             ledger = Ledger(self._kafka, producer, self._now.dataset.partitions, self.metrics)
             await ledger.recover()
+            await ledger.announce(self._now.probes)
             reader = self._begin(context, ledger, self._now)
             context.begin()
             context.health.set_ready()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -12,6 +13,8 @@ from msgspec import Meta
 from services.kernel.errors import SettingsError
 from services.kernel.settings import Secret, Settings
 
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
 
 class IngestSettings(Settings, frozen=True, kw_only=True):
     """The model whose prompts are made, and how they are read."""
@@ -20,8 +23,24 @@ class IngestSettings(Settings, frozen=True, kw_only=True):
 
     sources_file: Annotated[str, Meta(description="YAML file that declares the sources (docs/sources.md)")]
     tokenizer: Annotated[
-        str, Meta(description="directory of the model's tokenizer, config.json and generation_config.json")
+        str,
+        Meta(description="directory of the model's tokenizer, config.json and generation_config.json; or its hub id"),
     ]
+    tokenizer_revision: Annotated[str, Meta(description="with a hub id: the commit to take the files from")] = ""
+    tokenizer_cache: Annotated[
+        str, Meta(description="with a hub id: directory to keep the files in; empty: the hub client's own")
+    ] = ""
+    tokenizer_processes: Annotated[
+        int, Meta(ge=0, description="processes of a tokenizer written in Python (Kimi's); 0: one a core")
+    ] = 0
+    trust_remote_code: Annotated[bool, Meta(description="run the Python code that comes with the tokenizer")] = False
+    date: Annotated[
+        str,
+        Meta(
+            pattern=r"^(\d{4}-\d{2}-\d{2})?$",
+            description="the day chat templates are told that print today's; empty: the day the dataset was created",
+        ),
+    ] = ""
     vocab_size: Annotated[int, Meta(ge=0, description="ids the model knows; 0: what config.json says")] = 0
     context_length: Annotated[
         int, Meta(ge=0, description="tokens of prompt and answer together; 0: what config.json says")
@@ -29,6 +48,12 @@ class IngestSettings(Settings, frozen=True, kw_only=True):
     stop_token_ids: Annotated[
         list[int], Meta(description="ids that end an answer, beside the end ids of the model's own files")
     ] = msgspec.field(default_factory=list)
+    engine: Annotated[
+        str, Meta(description="base URL of an engine whose /v1/tokenize must agree with the tokenizer before it starts")
+    ] = ""
+    engine_api_key: Annotated[Secret, Meta(description="its --api-key; sent as a bearer token, shown nowhere")] = (
+        Secret()
+    )
     store_messages: Annotated[
         bool, Meta(description="keep messages and tools beside the ids, so that prompts can be rendered again")
     ] = True
@@ -60,10 +85,21 @@ class IngestSettings(Settings, frozen=True, kw_only=True):
 def check(settings: IngestSettings) -> None:
     """What no single setting shows. Raises SettingsError."""
     if not Path(settings.tokenizer).is_dir():
-        raise SettingsError(f"TOKENHAUL_INGEST_TOKENIZER={settings.tokenizer!r} is no directory")
+        _check_hub_id(settings)
     if settings.http_port and not settings.http_token and not _is_loopback(settings.http_host):
         raise SettingsError(
             f"TOKENHAUL_INGEST_HTTP_HOST={settings.http_host!r} is open to others: set TOKENHAUL_INGEST_HTTP_TOKEN"
+        )
+
+
+def _check_hub_id(settings: IngestSettings) -> None:
+    variable = "TOKENHAUL_INGEST_TOKENIZER"
+    if not _HUB_ID.fullmatch(settings.tokenizer):
+        raise SettingsError(f"{variable}={settings.tokenizer!r} is no directory, and no id of a model on the hub")
+    if not settings.tokenizer_revision:
+        raise SettingsError(
+            f"{variable}={settings.tokenizer!r} is no directory; to take it from the hub, set {variable}_REVISION to "
+            "the commit you mean: what a branch holds may change within a dataset"
         )
 
 

@@ -6,6 +6,7 @@ another prompt. Rendered text is encoded without special tokens, because the tem
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -14,22 +15,17 @@ from typing import Any
 import msgspec
 from jinja2 import meta
 
+from services.ingest import slow, tokenizer_files
+from services.ingest.slow import SlowEncoder
 from services.kernel.errors import Fatal, Reject
+from services.kernel.rendering import DATE, fix_date, with_date
 
-_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tiktoken.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-)
+# Parameters of apply_chat_template that are no switches of a template.
+_TRANSFORMERS = {
+    "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message",
+    "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs", "sanitize_control_tokens", "kwargs",
+}  # fmt: skip
 _canonical = msgspec.msgpack.Encoder(order="sorted")
 
 Messages = Sequence[Mapping[str, Any]]
@@ -37,32 +33,40 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 
 class ChatTokenizer:
-    """A fast (Rust) tokenizer with its chat template. Threads may share it."""
+    """A tokenizer with its chat template: a fast one (Rust), or a slow one with its own code. Threads may share it."""
 
-    def __init__(self, directory: str) -> None:
-        """Raises Fatal, saying what to do, for a tokenizer that cannot be used. Takes seconds: not on the loop."""
-        from transformers import AutoTokenizer  # takes seconds too, which `tokenhaul --help` should not
-
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # transformers raises nearly everything for a directory it cannot read
-            raise Fatal(f"TOKENHAUL_INGEST_TOKENIZER {directory}: no tokenizer can be loaded: {error}") from error
-        if not self._tokenizer.is_fast:
+    def __init__(self, directory: Path, *, trust_remote_code: bool = False, processes: int = 0) -> None:
+        """`processes` are those of a slow tokenizer, 0: one a core. Raises Fatal, saying what to do, for a tokenizer
+        that cannot be used. Takes seconds: not on the loop."""
+        self._tokenizer = tokenizer_files.load(directory, trust_remote_code=trust_remote_code)
+        self.is_fast: bool = self._tokenizer.is_fast
+        if not self.is_fast and not trust_remote_code:
             raise Fatal(
                 f"TOKENHAUL_INGEST_TOKENIZER {directory}: {type(self._tokenizer).__name__} is a slow tokenizer; "
                 "a directory with a tokenizer.json is needed"
             )
         if not self._tokenizer.chat_template:
             raise Fatal(f"TOKENHAUL_INGEST_TOKENIZER {directory}: no chat template: put chat_template.jinja there")
-        self._rust = self._tokenizer._tokenizer
-        self._rust.no_truncation()
-        self._rust.no_padding()
+        self._slow = None if self.is_fast else SlowEncoder(directory, processes)
+        if self.is_fast:
+            self._rust = self._tokenizer._tokenizer
+            self._rust.no_truncation()
+            self._rust.no_padding()
         templates = self._tokenizer.chat_template
         self.templates: list[str] = list(templates.values()) if isinstance(templates, dict) else [templates]
+        fix_date(self.templates)
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
+        self.bos_token_id: int | None = self._tokenizer.bos_token_id
         self.added_tokens: frozenset[str] = frozenset(self._tokenizer.get_added_vocab())
         self._special = {str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special}
-        self._files = _hash_files(Path(directory), _canonical.encode(templates))
+        self._files = tokenizer_files.fingerprint(
+            directory, _canonical.encode(templates), with_code=not self.is_fast and trust_remote_code
+        )
+
+    def close(self) -> None:
+        """End the processes of a slow tokenizer."""
+        if self._slow:
+            self._slow.close()
 
     def render(
         self, messages: Messages, tools: Tools, kwargs: Mapping[str, Any], *, generation_prompt: bool = True
@@ -75,17 +79,31 @@ class ChatTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of rendered texts, all at once."""
+        if self._slow:
+            return self._slow.encode(texts)
         if self._rust.truncation is not None or self._rust.padding is not None:
             raise Fatal("the tokenizer was told to truncate or pad: the ids would not be those of the text")
         return [encoding.ids for encoding in self._rust.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def ids(self, text: str) -> list[int]:
+        """The ids of one text, made in this process."""
+        return slow.encode(self._tokenizer, text) if self._slow else self.encode([text])[0]
+
     def plain(self, messages: Messages, tools: Tools, kwargs: Mapping[str, Any]) -> list[int]:
-        """The ids of a prompt as plain transformers gives them: slower, and what `encode` is held against."""
+        """The ids of a prompt as plain transformers gives them: slower, and what `encode` is held against. Of a slow
+        tokenizer, what its own `encode` gives in this process."""
+        if self._slow:
+            return self.ids(self.render(messages, tools, kwargs))
         return list(self._apply(messages, tools, kwargs, tokenize=True, generation_prompt=True))
+
+    def plain_text(self, text: str) -> list[int]:
+        """The ids transformers gives a text when told to add no special tokens, as servers do in /v1/tokenize."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
-        return str(self._rust.decode(list(ids), skip_special_tokens=False))
+        # Code of a slow tokenizer may take another way with keywords, here as in `encode`.
+        return str(self._tokenizer.decode(list(ids)) if self._slow else self._rust.decode(list(ids), False))
 
     def control_tokens(self, tags: Iterable[str]) -> frozenset[str]:
         """Tokens that steer: the special ones, and of the other added ones those the template writes and `tags`."""
@@ -104,7 +122,16 @@ class ChatTokenizer:
         for template in self.templates:
             environment = _compile_jinja_template(template).environment
             names |= meta.find_undeclared_variables(environment.parse(template)) - set(environment.globals)
-        return names - set(self._tokenizer.special_tokens_map)
+        if self.prints_date:
+            names.add(DATE)
+        # What its own method takes it may hand to the template under another name.
+        own = inspect.signature(self._tokenizer.apply_chat_template).parameters if self._slow else {}
+        return (names | (own.keys() - _TRANSFORMERS)) - set(self._tokenizer.special_tokens_map)
+
+    @property
+    def prints_date(self) -> bool:
+        """Whether the template asks what day it is."""
+        return any(DATE in template for template in self.templates)
 
     def _apply(
         self, messages: Messages, tools: Tools, kwargs: Mapping[str, Any], *, tokenize: bool, generation_prompt: bool
@@ -125,14 +152,5 @@ class ChatTokenizer:
             return_dict=False,
             return_assistant_tokens_mask=False,
             tokenizer_kwargs=None,
-            **kwargs,
+            **with_date(kwargs),
         )
-
-
-def _hash_files(directory: Path, templates: bytes) -> bytes:
-    """One hash over the tokenizer's files by name, and its templates as they were loaded."""
-    total = blake2b(templates, digest_size=16)
-    for name in _FILES:
-        if (directory / name).is_file():
-            total.update(name.encode() + b"\0" + blake2b((directory / name).read_bytes()).digest())
-    return total.digest()

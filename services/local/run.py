@@ -169,6 +169,9 @@ def declared(file: Path) -> Sources:
             source["files"] = [
                 name if "://" in name else str(file.resolve().parent / name) for name in source.get("files", ())
             ]
+            if excluded := source.get("exclude"):
+                names = [excluded] if isinstance(excluded, str) else excluded
+                source["exclude"] = [str(file.resolve().parent / name) for name in names]
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise SettingsError(f"{file} declares no sources: {error!r} (docs/formats.md)") from error
     return sources

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from services.kernel.rendering import fix_date, with_date
 from services.sink.rowchecks import Found
 
 _COLUMNS = ["messages", "tools", "chat_template_kwargs", "input_ids", "prompt_length"]
@@ -32,6 +33,8 @@ class Rerender:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        templates = tokenizer.chat_template or ""
+        fix_date(templates.values() if isinstance(templates, dict) else [templates])
         self.compared = 0
 
     def check(self, table: pa.Table) -> Found:
@@ -47,7 +50,7 @@ class Rerender:
                     tools=None if row["tools"] is None else msgspec.json.decode(row["tools"]),
                     add_generation_prompt=True,
                     tokenize=False,
-                    **msgspec.json.decode(row["chat_template_kwargs"]),
+                    **with_date(msgspec.json.decode(row["chat_template_kwargs"])),
                 )
             except Exception as error:  # whatever a template raises, the row cannot be rendered
                 yield number, f"its messages cannot be rendered: {error!r}"

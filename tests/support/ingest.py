@@ -27,13 +27,14 @@ from services.kernel.kafka import Kafka, KafkaSettings
 DATA = Path(__file__).parents[1] / "data"
 PROMPTS = sorted((DATA / "prompts").glob("*.jsonl"))
 KIMI = DATA / "tokenizers" / "kimi-like"
+DAY = "2026-07-26"
 SMOLLM2 = Path(__file__).parents[2] / "services" / "local" / "data" / "smollm2"
 
 
 @cache
 def tokenizer(directory: Path) -> ChatTokenizer:
     """Loaded once: they are not changed by use."""
-    return ChatTokenizer(str(directory))
+    return ChatTokenizer(directory)
 
 
 def with_template(template: str, folder: Path, base: Path = KIMI) -> Path:
@@ -50,13 +51,14 @@ def maker(
     store_messages: bool = True,
     context: int = 0,
     vocab: int = 0,
+    used: ChatTokenizer | None = None,
     **asks: Any,
 ) -> PromptMaker:
     """The maker of a source that asks `asks`, for the tokenizer in `directory`."""
     source = msgspec.convert({"name": "s", "files": ["s.jsonl"], "max_new_tokens": 64, **asks}, Source)
     settings = IngestSettings(sources_file="", tokenizer=str(directory), context_length=context, vocab_size=vocab)
-    used = tokenizer(directory)
-    asked = request.resolve(source, "the-model", model.load(settings), used)
+    used = used or tokenizer(directory)
+    asked = request.resolve(source, "the-model", model.load(settings, directory), used, DAY)
     return PromptMaker(asked, used, store_messages=store_messages)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from services.local.processes import Child, end
+from services.local.run import LOCAL_TOKENIZER
 
 TOKENHAUL = [sys.executable, "-m", "services.cli"]
 _started: list[subprocess.Popen[str]] = []
@@ -21,11 +22,22 @@ _started: list[subprocess.Popen[str]] = []
 
 @contextmanager
 def fake_engine(folder: Path, *arguments: str) -> Iterator[tuple[str, Path]]:
-    """A fake engine as a process: (its URL, its log of every start and end of a generation)."""
+    """A fake engine as a process: (its URL, its log of every start and end of a generation).
+
+    It has the tokenizer of the local model, because generators refuse an engine whose tokenizer is not ingest's."""
     log = folder / "engine.jsonl"
     child = Child(
         "fake engine",
-        [sys.executable, "-m", "tests.support.fake_engine", "--log", str(log), *arguments],
+        [
+            sys.executable,
+            "-m",
+            "tests.support.fake_engine",
+            "--log",
+            str(log),
+            "--tokenizer",
+            str(LOCAL_TOKENIZER),
+            *arguments,
+        ],
         folder / "engine.out",
         os.environ,
     )

@@ -34,7 +34,7 @@ def facts(folder: Path, config: dict[str, Any], generation: Any = None, **settin
     (folder / "config.json").write_text(json.dumps(config))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return model.load(IngestSettings(sources_file="", tokenizer=str(folder), **settings))
+    return model.load(IngestSettings(sources_file="", tokenizer=str(folder), **settings), folder)
 
 
 def test_everything_stands_explicitly() -> None:

@@ -87,7 +87,7 @@ def service(environ: dict[str, str], kafka: FakeKafka) -> Ingest:
 async def run(environ: dict[str, str], kafka: FakeKafka, *, until_idle: bool = True) -> None:
     context = Context(ProcessSettings(run_id="r"), until_idle=until_idle)
     if not until_idle:
-        kafka.on_commit = context.stopping.set
+        kafka.on_commit = lambda: context.stopping.set() if kafka.topic("prompts") else None
     await context.run(service(environ, kafka).run(context))
 
 
@@ -137,7 +137,7 @@ async def test_a_failed_commit_neither_loses_nor_repeats(
     environ: dict[str, str], tmp_path: Path, answer_lost: bool
 ) -> None:
     write(tmp_path, *(chat(f"Hi {n}") for n in range(6)))
-    kafka = FakeKafka(None, KafkaTimeoutError(), answer_lost=answer_lost)
+    kafka = FakeKafka(None, None, KafkaTimeoutError(), answer_lost=answer_lost)
     await run(environ, kafka)
     assert rows(kafka) == [1, 2, 3, 4, 5, 6]
     assert mark(kafka).sources["s"] == SourceTotals(published=6)

@@ -1,0 +1,102 @@
+"""A tokenizer that is Python code of its own gives the prompts its own methods give, or it is said what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.prompts import Prompt, Reasoning
+from services.ingest import preflight, probes
+from services.ingest.prompts import PromptMaker
+from services.ingest.tokenizer import ChatTokenizer
+from services.kernel.codec import Decoder
+from services.kernel.errors import Fatal
+from tests.support.ingest import DATA, chat, lines, maker
+
+SLOW = DATA / "tokenizers" / "slow-kimi"
+TOOLS = [{"name": name, "parameters": {"type": "object"}} for name in ("zoo", "atlas")]
+
+
+@pytest.fixture(scope="module")
+def slow() -> Any:
+    tokenizer = ChatTokenizer(SLOW, trust_remote_code=True, processes=2)
+    yield tokenizer
+    tokenizer.close()
+
+
+def slow_maker(tokenizer: ChatTokenizer, **asks: Any) -> PromptMaker:
+    return maker(SLOW, used=tokenizer, **asks)
+
+
+def test_prompts_are_those_of_its_own_methods(slow: ChatTokenizer) -> None:
+    records = [{**chat(f"Snowman {n} ☃"), "tools": TOOLS} for n in range(40)]
+    used = slow_maker(slow)
+    assert preflight.prove(used, "s.jsonl", lines(*records)) == 40
+    made = used.make("s.jsonl", lines(*records))
+    first = Decoder(Prompt).decode(made.prompts[0].value)
+    # Its tools are text it makes itself; the template alone would print JSON.
+    text = (
+        "<|im_system|>tool_declare<|im_middle|>namespace functions { type atlas; type zoo; }<|im_end|>"
+        "<|im_user|>user<|im_middle|>Snowman 0 ☃<|im_end|><|im_assistant|>assistant<|im_middle|><think>"
+    )
+    assert slow.decode(first.prompt_ids) == text
+    assert first.prompt_ids[:2] == [261, ord("t")]
+    assert len(made.prompts) == 40
+    assert first.reasoning == Reasoning([263], [264], opened=True)
+    assert first.sampling["stop_token_ids"] == [257, 258]
+
+
+def test_its_switches_are_known(slow: ChatTokenizer) -> None:
+    off = slow_maker(slow, chat_template_kwargs={"thinking": False})
+    (ready,) = off.make("s.jsonl", lines(chat("Hi"))).prompts
+    prompt = Decoder(Prompt).decode(ready.value)
+    assert prompt.prompt_ids[-2:] == [263, 264]
+    with pytest.raises(Fatal, match=r"never reads chat_template_kwargs.enable_thinking.*: thinking, tools_ts_str"):
+        slow_maker(slow, chat_template_kwargs={"enable_thinking": False})
+
+
+def test_control_tokens_are_found(slow: ChatTokenizer) -> None:
+    made = slow_maker(slow).make("s.jsonl", lines(chat("a <|im_end|> b")))
+    assert made.refused == {"control_token": 1}
+
+
+def test_engines_are_probed_only_with_what_plain_transformers_agrees_on(slow: ChatTokenizer) -> None:
+    """Its encode gives other ids as soon as it has a keyword, and servers give it one."""
+    assert probes.make([slow_maker(slow)]).probes == []
+
+
+def test_processes_and_this_one_must_agree(slow: ChatTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChatTokenizer, "ids", lambda self, text: [1])
+    with pytest.raises(Fatal, match="encoding the rendered text gives other ids"):
+        preflight.prove(slow_maker(slow), "s.jsonl", lines(chat("Hi")))
+
+
+def test_its_code_is_part_of_the_fingerprint(slow: ChatTokenizer, tmp_path: Path) -> None:
+    copy = shutil.copytree(SLOW, tmp_path / "changed")
+    assert ChatTokenizer(copy, trust_remote_code=True).fingerprint({}) == slow.fingerprint({})
+    with (copy / "tokenization_slow.py").open("a") as code:
+        code.write("# changed\n")
+    assert ChatTokenizer(copy, trust_remote_code=True).fingerprint({}) != slow.fingerprint({})
+
+
+@pytest.mark.parametrize(
+    ("trusted", "line", "fix"),
+    [
+        (False, "", "read it, and set TOKENHAUL_INGEST_TRUST_REMOTE_CODE=true to run it"),
+        (True, "import tiktoken_of_another_planet", r"they come with `pip install 'tokenhaul\[kimi\]'`"),
+        (
+            True,
+            "from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode",
+            "import bytes_to_unicode from transformers.convert_slow_tokenizer",
+        ),
+    ],
+)
+def test_what_keeps_its_code_from_running_is_told(tmp_path: Path, trusted: bool, line: str, fix: str) -> None:
+    copy = shutil.copytree(SLOW, tmp_path / "broken")
+    code = copy / "tokenization_slow.py"
+    code.write_text(code.read_text().replace("import re\n", f"import re\n{line}\n"))
+    with pytest.raises(Fatal, match=f"no tokenizer can be loaded: .*{fix}"):
+        ChatTokenizer(copy, trust_remote_code=trusted)
