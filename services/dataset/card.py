@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from services.dataset.export import CARD, Result
+from services.dataset.export import Result
+from services.dataset.export_plan import CARD
 from services.dataset.stats import EDGES
 from services.kernel.errors import SettingsError
 

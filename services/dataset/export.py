@@ -6,16 +6,13 @@
     card     README.md and its charts, last: a directory without one is not finished
 
 Interrupted, the same command goes on where it stopped: the plan keeps what was asked and the state of the dataset that
-is exported. Memory holds a row group or a file, 8 bytes for each row that may be taken, whatever the dataset's size.
+is exported. Memory holds a row group or a file, 13 bytes for each row that may be taken, whatever the dataset's size.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -25,19 +22,15 @@ import pyarrow as pa
 
 from services.dataset import hashing, spill, stats
 from services.dataset.busy import Busy
+from services.dataset.export_plan import COUNTS, SPILL, Plan, tidy
+from services.dataset.filters import Filters
 from services.dataset.progress import progress
 from services.dataset.reader import Shard, View, masked
-from services.dataset.selection import EVAL, TRAIN, Filters, Selection
-from services.dataset.snapshot import Snapshot
+from services.dataset.selection import EVAL, TRAIN, Selection
 from services.dataset.spill import Spilled
 from services.dataset.stats import Stats
 from services.dataset.vocab import Frequencies
-from services.kernel.errors import SettingsError
 from services.kernel.overlap import Overlap
-
-CARD = "README.md"
-_STATE, _PLAN, _SPILL, _COUNTS = ".export", "plan", "spill", "counts"  # no .json: loaders take all there is
-_VERSION = 1
 
 
 class Format(Protocol):
@@ -55,16 +48,6 @@ class Format(Protocol):
 
     def finish(self, out: Path, files: dict[str, list[str]], frequencies: Frequencies) -> None:
         """All files of each split are there: write what goes with them."""
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is exported. The same plan gives the same files, byte for byte."""
-
-    version: int = _VERSION
-    format: str
-    asked: dict[str, object]
-    snapshot: Snapshot
-    since: Snapshot | None
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -88,7 +71,6 @@ class Export:
         self._view, self._filters, self._format, self._out = view, filters, format, out
         self._selection = Selection(filters, exclude)
         self._tokens_per_file = tokens_per_file
-        self._state = out / _STATE
         self.busy = Busy()
 
     def run(self, plan: Plan, card: Callable[[Result], None]) -> Result:
@@ -107,8 +89,7 @@ class Export:
             frequencies=frequencies,
         )
         card(result)
-        shutil.rmtree(self._state / _SPILL)
-        shutil.rmtree(self._state / _COUNTS)
+        tidy(self._out)
         return result
 
     def _survey(self) -> None:
@@ -123,7 +104,7 @@ class Export:
         self._parts = {split: -(-tokens // self._tokens_per_file) for split, tokens in self._selection.tokens.items()}
 
     def _spill(self) -> Spilled:
-        folder = self._state / _SPILL
+        folder = self._out / SPILL
         folder.mkdir(parents=True, exist_ok=True)
         columns = list(dict.fromkeys([*self._filters.columns, *stats.COLUMNS, *self._format.columns]))
         keep = list(dict.fromkeys(["id", "prompt_length", *self._format.columns]))
@@ -149,11 +130,11 @@ class Export:
 
     def _write(self, spilled: Spilled) -> tuple[dict[str, list[str]], Frequencies]:
         """Every part that is not there yet. The files of all, and how often the training files supervise each token."""
-        (self._state / _COUNTS).mkdir(exist_ok=True)
+        (self._out / COUNTS).mkdir(exist_ok=True)
         files: dict[str, list[str]] = {TRAIN: [], EVAL: []}
         total = Frequencies()
         for bucket, split, names in progress(list(self._parts_to_write(spilled)), "writing"):
-            counted = self._state / _COUNTS / f"{bucket}.npy"
+            counted = self._out / COUNTS / f"{bucket}.npy"
             if not (counted.exists() and all((self._out / name).exists() for name in names)):
                 table = spilled.bucket(bucket)
                 own = Frequencies()
@@ -179,34 +160,6 @@ class Export:
         self._format.write(temporary, table, self._filters.max_length)
         for part, path in zip(temporary, paths, strict=True):
             os.replace(part, path)
-
-
-@contextmanager
-def begun(out: Path, plan: Plan) -> Iterator[Plan]:
-    """The plan to follow: the one that was begun in `out`, or `plan`. Raises SettingsError when another was, and when
-    another process follows it now."""
-    if out.exists() and any(out.iterdir()) and not (out / _STATE).exists():
-        raise SettingsError(f"--out {out} is not empty, and no export was begun there: take another directory")
-    (out / _STATE).mkdir(parents=True, exist_ok=True)
-    with (out / _STATE / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it for who is killed
-        except OSError as error:
-            raise SettingsError(f"another export works in --out {out}") from error
-        yield _begin(out, plan)
-
-
-def _begin(out: Path, plan: Plan) -> Plan:
-    file = out / _STATE / _PLAN
-    if file.exists():
-        found = msgspec.json.decode(file.read_bytes(), type=Plan)
-        if (found.version, found.format, found.asked) != (plan.version, plan.format, msgspec.to_builtins(plan.asked)):
-            raise SettingsError(f"--out {out} holds another export, or one that was asked for otherwise: take another")
-        return found
-    temporary = file.with_suffix(".tmp")
-    temporary.write_bytes(msgspec.json.encode(plan))
-    os.replace(temporary, file)
-    return plan
 
 
 def _stem(shard: Shard) -> str:

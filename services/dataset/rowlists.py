@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from services.dataset.selection import numbers
+from services.dataset.filters import numbers
 
 _IDS = pa.list_(pa.int32())
 

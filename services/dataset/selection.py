@@ -8,60 +8,24 @@ rows and more.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from schemas.sequences import NEVER_CLOSED
 from services.dataset import hashing
+from services.dataset.filters import Filters, Wrong, numbers, strings
 from services.dataset.hashing import Keys
 from services.dataset.revisions import unhex
-from services.dataset.where import Where
 from services.kernel.errors import SettingsError
 from services.kernel.overlap import Overlap, user_texts
 from services.kernel.seen import SeenIds, pack
-from services.sink.rows import SCHEMA
 
 TRAIN, EVAL = "train", "eval"
-COLUMNS = [
-    "id", "conversation_id", "prompt_id", "source", "prompt_length", "output_length", "reasoning_end", "finish_reason",
-    "matched_stop", "repetition",
-]  # fmt: skip
-"""What a choice is made by, beside what `where` names."""
-
 _ALL_KEYS = np.uint64(2**64 - 1)
-_NO_LIMIT = 2**62
-
-
-class Filters(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row must be. Lengths are in tokens, shares between 0 and 1."""
-
-    finish_reasons: list[str] = []
-    reasoning_closed: bool = False
-    sources: list[str] = []
-    min_output: int = 1
-    max_output: int | None = None
-    max_prompt: int | None = None
-    max_repetition: float | None = None
-    keep_empty: bool = False
-    where: list[Where] = []
-    sample: float = 1.0
-    caps: dict[str, int] = {}
-    ratios: dict[str, float] = {}
-    seed: int = 0
-    eval_share: float = 0.0
-    max_length: int
-    drop_too_long: bool = False
-    min_supervised: int = 1
-
-    @property
-    def columns(self) -> list[str]:
-        """What `Selection` must be given."""
-        return list(dict.fromkeys([*COLUMNS, *(column for each in self.where for column in each.columns)]))
 
 
 class Chosen(msgspec.Struct):
@@ -110,7 +74,7 @@ class Selection:
             if reason:
                 self.left_out[reason] += 1
                 self.left_out_tokens[reason] += tokens
-        sources = _strings(table, "source")
+        sources = strings(table, "source")
         total = numbers(table, "prompt_length") + numbers(table, "output_length")
         lengths = np.minimum(total, self.filters.max_length).astype(np.int32)
         for source in set(sources[chosen.keep]):
@@ -144,58 +108,28 @@ class Selection:
 
     def choose(self, table: pa.Table) -> Chosen:
         """What becomes of each row."""
-        ids = _strings(table, "id")
+        ids = strings(table, "id")
         reasons = np.full(len(table), None, object)
         for reason, wrong in self._wrong(table, ids):
             reasons[wrong & (reasons == None)] = reason  # noqa: E711  # elementwise
         keys = hashing.keys(self.filters.seed, "order", ids)
         if self._limits:
-            limits = np.array([self._limits.get(source, _ALL_KEYS) for source in _strings(table, "source")], np.uint64)
+            limits = np.array([self._limits.get(source, _ALL_KEYS) for source in strings(table, "source")], np.uint64)
             reasons[(keys >= limits) & (reasons == None)] = "cap or ratio of its source"  # noqa: E711
         # All turns and samples of a conversation go the same way: one must not be examined on what it was taught.
-        conversations, prompts = _strings(table, "conversation_id"), _strings(table, "prompt_id")
+        conversations, prompts = strings(table, "conversation_id"), strings(table, "prompt_id")
         groups = [own or prompt for own, prompt in zip(conversations, prompts, strict=True)]
         by = hashing.keys(self.filters.seed, "eval", groups)
         return Chosen(reasons == None, keys, hashing.below(by, self.filters.eval_share), reasons)  # noqa: E711
 
-    def _wrong(self, table: pa.Table, ids: NDArray[np.object_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    def _wrong(self, table: pa.Table, ids: NDArray[np.object_]) -> Wrong:
         """Each reason to leave rows out, and the rows it holds for."""
-        filters = self.filters
-        yield from self._unlike(table)
-        yield from self._too_short_or_long(table)
+        yield from self.filters.wrong(table)
         if len(self._overlapping):
             yield "overlaps with an excluded text", self._overlapping.contains(unhex(table.column("id")))
-        if filters.sample < 1:
-            yield "sampled out", ~hashing.below(hashing.keys(filters.seed, "sample", ids), filters.sample)
-
-    def _unlike(self, table: pa.Table) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-        """By what a row is."""
-        filters = self.filters
-        if filters.sources:
-            yield "source", ~np.isin(_strings(table, "source"), filters.sources)
-        for condition in filters.where:
-            yield f"not: {condition.text}", ~condition.matches(table)
-        if filters.finish_reasons:
-            yield "finish reason", ~np.isin(_strings(table, "finish_reason"), filters.finish_reasons)
-        if filters.reasoning_closed:
-            yield "reasoning never closed", numbers(table, "reasoning_end", missing=0) == NEVER_CLOSED
-        if filters.max_repetition is not None:
-            yield "repetition", np.asarray(table.column("repetition").to_numpy()) > filters.max_repetition
-
-    def _too_short_or_long(self, table: pa.Table) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-        """By its lengths."""
-        filters = self.filters
-        prompt, output = numbers(table, "prompt_length"), numbers(table, "output_length")
-        if not filters.keep_empty:
-            stopped = _strings(table, "finish_reason") == "stop"
-            by_id = np.array([(text or "").lstrip("-").isdigit() for text in _strings(table, "matched_stop")], np.bool_)
-            yield "empty output", (output == 1) & stopped & by_id
-        yield "output length", (output < filters.min_output) | (output > (filters.max_output or _NO_LIMIT))
-        yield "prompt length", prompt > (filters.max_prompt or _NO_LIMIT)
-        if filters.drop_too_long:
-            yield "longer than --max-length", prompt + output > filters.max_length
-        supervised = np.minimum(prompt + output, filters.max_length) - prompt
-        yield "too few supervised tokens within --max-length", supervised < filters.min_supervised
+        if self.filters.sample < 1:
+            drawn = hashing.keys(self.filters.seed, "sample", ids)
+            yield "sampled out", ~hashing.below(drawn, self.filters.sample)
 
     def _wanted(self, counts: Mapping[str, int]) -> dict[str, int]:
         """How many rows of each source are taken."""
@@ -210,42 +144,11 @@ class Selection:
         return wanted
 
     def _note_overlaps(self, table: pa.Table, exclude: Overlap) -> None:
-        all_messages = _strings(table, "messages")
+        all_messages = strings(table, "messages")
         self._not_compared += int((all_messages == None).sum())  # noqa: E711
         found = [
             bytes.fromhex(id)
-            for id, messages in zip(_strings(table, "id"), all_messages, strict=True)
+            for id, messages in zip(strings(table, "id"), all_messages, strict=True)
             if messages and exclude.find(user_texts(msgspec.json.decode(messages)))
         ]
         self._overlapping.add(pack(found))
-
-
-def numbers(table: pa.Table, name: str, missing: int | None = None) -> NDArray[np.int64]:
-    """A column of integers; null is `missing`."""
-    column: Any = table.column(name)
-    if missing is not None:
-        column = column.fill_null(missing)
-    return np.asarray(column.to_numpy(), np.int64)
-
-
-def _strings(table: pa.Table, name: str) -> NDArray[np.object_]:
-    return np.array(table.column(name).to_pylist() or [], object)
-
-
-def parse_shares(texts: Sequence[str], option: str, kind: type[Any], *, bare: bool) -> dict[str, Any]:
-    """NAME=NUMBER, several times; NUMBER alone is of all sources. Raises SettingsError."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, number = text.rpartition("=")
-        try:
-            value = kind(number)
-            if value <= 0 or not (equals or bare):
-                raise ValueError
-        except ValueError:
-            forms = "NAME=NUMBER or NUMBER" if bare else "NAME=NUMBER"
-            raise SettingsError(f"{option} {text!r} is not {forms}, with a number above 0") from None
-        found[name] = value
-    return found
-
-
-assert set(COLUMNS) <= set(SCHEMA.names)

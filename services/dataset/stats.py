@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from services.dataset.selection import numbers
+from services.dataset.filters import numbers
 
 COLUMNS = [
     "source", "finish_reason", "sampling", "model", "engine_version", "weight_version", "tokenizer_fingerprint",
