@@ -43,7 +43,23 @@ class Broken(Exception):
     """The file cannot be read to its end: half written, cut off, or not what its name says."""
 
 
-_ERRORS = (EOFError, ValueError, zlib.error, zstandard.ZstdError, ijson.JSONError, pa.ArrowException)
+_ERRORS = (
+    OSError,
+    EOFError,
+    ValueError,
+    zlib.error,
+    zstandard.ZstdError,
+    ijson.JSONError,
+    pa.ArrowException,
+    RecursionError,
+)
+
+
+def _broken(error: Exception) -> Broken:
+    """Raises `error` itself when it is the file system's: Arrow and gzip, too, call what they cannot read an OSError."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
+    return Broken(str(error) or type(error).__name__)
 
 
 class Stored:
@@ -76,7 +92,7 @@ class Stored:
             try:
                 line = next(self._lines, None)
             except _ERRORS as error:
-                self._failure = Broken(str(error) or type(error).__name__)
+                self._failure = _broken(error)
                 break
             if line is None:
                 ended = True
@@ -112,7 +128,7 @@ class Stored:
         try:
             self._lines = self._rows(file, mark.row)
         except _ERRORS as error:
-            self._failure = Broken(str(error) or type(error).__name__)
+            self._failure = _broken(error)
         return mark, replaced
 
     def _rows(self, file: BinaryIO, start: int) -> Iterator[Line]:

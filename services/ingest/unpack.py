@@ -9,6 +9,8 @@ from typing import BinaryIO, Literal, cast
 import zstandard
 
 _CHUNK = 64 * 1024
+# Four bytes of zstd can stand for 128 KiB: what a piece becomes is held in memory as a whole.
+_PIECE = 1024
 
 
 def unpacked(file: BinaryIO, packing: Literal["", "gz", "zst"]) -> BinaryIO:
@@ -27,14 +29,14 @@ class _Zstandard(io.RawIOBase):
         super().__init__()
         self._file = file
         self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._ahead, self._left = b"", b""
+        self._ahead, self._left = memoryview(b""), b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the stubs know no common type
         while not self._ahead:
-            data = self._left or self._file.read(_CHUNK)
+            data = self._left or self._file.read(_PIECE)
             self._left = b""
             if not data:
                 if self._frame is not None:
@@ -42,7 +44,7 @@ class _Zstandard(io.RawIOBase):
                 return 0
             if self._frame is None:
                 self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._ahead = self._frame.decompress(data)
+            self._ahead = memoryview(self._frame.decompress(data))
             if self._frame.eof:
                 self._left, self._frame = self._frame.unused_data, None
         size = min(len(buffer), len(self._ahead))
