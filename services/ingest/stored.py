@@ -11,7 +11,6 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from itertools import islice
 from typing import BinaryIO, Literal
 
 import ijson
@@ -36,6 +35,7 @@ from services.ingest.unpack import unpacked
 Shape = Literal["jsonl", "json", "parquet"]
 Packing = Literal["", "gz", "zst"]
 _ROWS_AT_ONCE = 256
+_MAX_DEPTH = 200
 _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode
 
 
@@ -56,7 +56,7 @@ _ERRORS = (
 
 
 def _broken(error: Exception) -> Broken:
-    """Raises `error` itself when it is the file system's: Arrow and gzip, too, call what they cannot read an OSError."""
+    """Raises `error` itself when the file system raised it; Arrow and gzip call damage an OSError as well."""
     if isinstance(error, OSError) and error.errno is not None:
         raise error
     return Broken(str(error) or type(error).__name__)
@@ -175,9 +175,26 @@ def _lines(content: BinaryIO, start: int) -> Iterator[Line]:
 
 
 def _array(content: BinaryIO, start: int) -> Iterator[Line]:
-    records = ijson.items(content, "item", use_float=True)
-    for row, record in enumerate(islice(records, start, None), start + 1):
-        yield record_line(row, record)
+    """Event by event: ijson's own way to items keeps the path to every list in a list, which takes memory in the square
+    of their depth."""
+    row = depth = 0
+    builder = ijson.ObjectBuilder()
+    for event, value in ijson.basic_parse(content, use_float=True):
+        if event in ("end_map", "end_array"):
+            depth -= 1
+            if depth == 0:
+                continue
+        if depth:
+            builder.event(event, value)
+        if event in ("start_map", "start_array"):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise ValueError(f"row {row + 1} has more than {_MAX_DEPTH} lists or objects in one another")
+        elif depth == 1:
+            row += 1
+            if row > start:
+                yield record_line(row, builder.value)
+            builder = ijson.ObjectBuilder()
 
 
 def _fingerprint(file: BinaryIO) -> tuple[bytes, int]:
