@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 
 from schemas.control import Probe, Probes
 from services.generator import engine as engine_module
+from services.generator import watch as watch_module
 from services.generator.engine import Engine
 from services.generator.engines import Engines
 from services.generator.metrics import GeneratorMetrics
@@ -253,6 +255,34 @@ async def test_one_engine_for_every_address_of_a_name(monkeypatch: pytest.Monkey
         await eventually(lambda: len(engines.all) == 2)
         assert [engine.url for engine in engines.all] == ["http://10.0.0.1:30000", "http://10.0.0.2:30000"]
         assert [engine.name for engine in engines.all] == ["10.0.0.1:30000", "10.0.0.2:30000"]
+
+
+async def test_addresses_that_come_and_go_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts: list[str] = ["10.0.0.1", "10.0.0.2"]
+
+    async def addresses(*_: object, **__: object) -> list[tuple[object, ...]]:
+        if not hosts:
+            raise socket.gaierror("no such name")
+        return [(2, 1, 6, "", (host, 30000)) for host in hosts]
+
+    def urls() -> list[str]:
+        return sorted(engine.name for engine in engines.all)
+
+    monkeypatch.setattr(watch_module, "_RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr(watch_module, "_PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", addresses)
+    async with watched(["dns+http://sglang:30000"], well) as engines:
+        await eventually(lambda: urls() == ["10.0.0.1:30000", "10.0.0.2:30000"])
+        async with engines.place() as one, engines.place() as two:
+            gone = one if one.name.startswith("10.0.0.1") else two
+            hosts[:] = ["10.0.0.2", "10.0.0.3"]
+            await eventually(lambda: len(engines.all) == 3)
+            assert gone.retired, "what it has begun may end, nothing new is sent there"
+            assert not gone.free
+        await eventually(lambda: urls() == ["10.0.0.2:30000", "10.0.0.3:30000"])
+        hosts.clear()
+        await turns(50)
+        assert len(engines.all) == 2, "a name server that fails takes no engine away"
 
 
 PROBES = Probes(tokenizer_fingerprint="f", probes=[Probe("hello world", [28120, 905]), Probe("<s>hi", [1, 5])])
