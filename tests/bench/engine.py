@@ -2,9 +2,10 @@
 
     python -m tests.bench.engine --port 30001 [--places 64 --median 0.4 --sigma 1.2]
 
-POST /places with a number changes how many places there are. It is spoken to over keep-alive connections by clients
-that wait for each answer: the little of HTTP that takes is done by hand, because a web framework would cost as much as
-the generator that is to be measured.
+POST /places with a number changes how many places there are; GET /asked tells how many requests came, for which
+records, and the seconds of places that ended because the client went away. It is spoken to over keep-alive connections
+by clients that wait for each answer: the little of HTTP that takes is done by hand, because a web framework would cost
+as much as the generator that is to be measured.
 """
 
 from __future__ import annotations
@@ -32,20 +33,40 @@ class Places:
         self.count, self._median, self._sigma = count, median, sigma
         self._random = random.Random(1)
         self._queue: deque[Connection] = deque()
-        self.running = 0
+        self._serving: dict[Connection, tuple[float, asyncio.TimerHandle]] = {}
+        self.records: set[bytes] = set()
+        self.asked = 0
+        self.lost_seconds = 0.0
+
+    @property
+    def running(self) -> int:
+        """Requests in a place."""
+        return len(self._serving)
 
     @property
     def waiting(self) -> int:
         """Requests without a place."""
         return len(self._queue)
 
-    def ask(self, connection: Connection) -> None:
+    def ask(self, connection: Connection, record: bytes) -> None:
         """Serve a request as soon as there is a place for it."""
+        self.asked += 1
+        self.records.add(record)
         if not self._median:
             connection.answer()
             return
         self._queue.append(connection)
         self._serve()
+
+    def leave(self, connection: Connection) -> None:
+        """The client is gone: so is its request."""
+        if connection in self._serving:
+            began, timer = self._serving.pop(connection)
+            timer.cancel()
+            self.lost_seconds += asyncio.get_running_loop().time() - began
+            self._serve()
+        elif connection in self._queue:
+            self._queue.remove(connection)
 
     def set(self, count: int) -> None:
         """There are `count` places from now on."""
@@ -55,12 +76,12 @@ class Places:
     def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         while self._queue and self.running < self.count:
-            self.running += 1
+            connection = self._queue.popleft()
             seconds = self._random.lognormvariate(math.log(self._median), self._sigma)
-            loop.call_later(seconds, self._done, self._queue.popleft())
+            self._serving[connection] = loop.time(), loop.call_later(seconds, self._done, connection)
 
     def _done(self, connection: Connection) -> None:
-        self.running -= 1
+        del self._serving[connection]
         connection.answer()
         self._serve()
 
@@ -77,6 +98,9 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
+    def connection_lost(self, error: Exception | None) -> None:
+        self._places.leave(self)
+
     def data_received(self, data: bytes) -> None:
         self._read += data
         head, found, body = self._read.partition(b"\r\n\r\n")
@@ -91,7 +115,15 @@ class Connection(asyncio.Protocol):
 
     def _route(self, path: bytes) -> None:
         if path == b"/generate":
-            self._places.ask(self)
+            fields = _FIELDS.search(self._body)
+            assert fields, "rid and input_ids, in this order"
+            self._rid, self._prompt_tokens = fields[1], fields[2].count(b",") + 1
+            self._places.ask(self, self._rid.partition(b"-")[0])
+        elif path == b"/asked":
+            places = self._places
+            records = [record.decode() for record in places.records]
+            told = {"asked": places.asked, "records": records, "lost_seconds": places.lost_seconds}
+            self._send(json.dumps(told).encode())
         elif path == b"/v1/loads":
             running, waiting = self._places.running, self._places.waiting
             load = {"num_running_reqs": running, "num_waiting_reqs": waiting, "token_usage": 0.5}
@@ -108,11 +140,9 @@ class Connection(asyncio.Protocol):
 
     def answer(self) -> None:
         """What every request is answered."""
-        rid, prompt_ids = _FIELDS.search(self._body).groups()  # type: ignore[union-attr]
-        prompt = prompt_ids.count(b",") + 1
         text = (
-            f'{{"text":"","output_ids":[{self._places.ids}],"meta_info":{{"id":"{rid.decode()}","finish_reason":{{"type":"stop","matched":2}},'
-            f'"prompt_tokens":{prompt},"completion_tokens":{self._places.output_ids},"weight_version":"default"}}}}'
+            f'{{"text":"","output_ids":[{self._places.ids}],"meta_info":{{"id":"{self._rid.decode()}","finish_reason":{{"type":"stop","matched":2}},'
+            f'"prompt_tokens":{self._prompt_tokens},"completion_tokens":{self._places.output_ids},"weight_version":"default"}}}}'
         )
         self._send(text.encode())
 

@@ -221,29 +221,26 @@ def engine(folder: Path, *arguments: object) -> Iterator[str]:
 def running(kafka: Kafka, urls: list[str], count: int, folder: Path, window: int = 0) -> Iterator[list[int]]:
     """`count` generators at work; the ports of their metrics."""
     ports = free_ports(count)
-    children = [
-        Child(
-            f"generator {port}",
-            [*TOKENHAUL, "generate"],
-            folder / f"generator-{port}.log",
-            os.environ
-            | {
-                "PYTHONPATH": str(ROOT),
-                "TOKENHAUL_LOG_LEVEL": "warning",
-                "TOKENHAUL_METRICS_PORT": str(port),
-                "TOKENHAUL_DRAIN_SECONDS": "0",
-                "TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address,
-                "TOKENHAUL_KAFKA_PREFIX": kafka.settings.prefix,
-                "TOKENHAUL_GENERATOR_ENGINES": ",".join(urls),
-                "TOKENHAUL_GENERATOR_WINDOW": str(window),
-            },
-        )
-        for port in ports
-    ]
+    children = [start_generator(kafka, urls, folder, port, TOKENHAUL_GENERATOR_WINDOW=str(window)) for port in ports]
     try:
         yield ports
     finally:
         end(children, 10)
+
+
+def start_generator(kafka: Kafka, urls: list[str], folder: Path, port: int, **environ: str) -> Child:
+    """A generator whose metrics are at `port`."""
+    settings = {
+        "PYTHONPATH": str(ROOT),
+        "TOKENHAUL_LOG_LEVEL": "warning",
+        "TOKENHAUL_METRICS_PORT": str(port),
+        "TOKENHAUL_DRAIN_SECONDS": "0",
+        "TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address,
+        "TOKENHAUL_KAFKA_PREFIX": kafka.settings.prefix,
+        "TOKENHAUL_GENERATOR_ENGINES": ",".join(urls),
+    }
+    log = folder / f"generator-{port}.log"
+    return Child(f"generator {port}", [*TOKENHAUL, "generate"], log, os.environ | settings | environ)
 
 
 def read(port: int, metric: str) -> float:
