@@ -97,7 +97,7 @@ class SinkMetrics(GroupMetrics):
             self._tokens.labels("prompt", source).inc(sum(row.prompt_length for row in rows))
             self._tokens.labels("output", source).inc(sum(row.output_length for row in rows))
         for row in buffer.rows:
-            self._record_age.observe(now - row.created_at / 1e6)
+            self._record_age.observe(max(0.0, now - row.created_at / 1e6))  # clocks differ, and jump
 
     def standing(self, topic: str, states: Mapping[int, Partition], ends: Mapping[int, int]) -> None:
         """Bring the gauges up to date: `states` and the `ends` of the log of the partitions we have now."""

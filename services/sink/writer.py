@@ -176,6 +176,11 @@ class Writer:
                 state.hinted = tails[partition]
 
     async def _load(self, partition: int, state: Partition | None) -> Partition:
+        if partition >= self._dataset.partitions:
+            raise Fatal(
+                f"{self._topic} has a partition {partition}, dataset {self._dataset.name!r} has "
+                f"{self._dataset.partitions}: partitions were added, and copies of a record would not meet any more"
+            )
         chain = state.chain if state else Chain(self._store, self._dataset, partition, self._id)
         async with self._loading:
             await asyncio.to_thread(chain.refresh)

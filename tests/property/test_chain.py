@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.sequences import Failure, Outcome
+from schemas.sequences import Failure, FailureReason, Outcome
 from services.kernel.errors import Retry
 from services.kernel.objects import open_store
 from services.kernel.store import Data, LocalStore, Store
@@ -31,6 +31,10 @@ CHOICES: list[Outcome | bytes] = [
     *(make_failure(number) for number in RECORDS),
     b"unreadable",
 ]
+
+
+Log = list[Outcome | bytes]
+Actions = list[tuple[str, int, int]]
 
 
 class FaultyStore:
@@ -110,8 +114,9 @@ ACTIONS = st.tuples(
 FAULTS = {"no answer": "before", "answer lost": "after"}
 
 
-def attack(store: Store, log: list[Outcome | bytes], actions: list[tuple[str, int, int]]) -> None:
-    """All writers own the partition at once; in the end a last one finishes the work."""
+def attack(store: Store, log: Log, actions: Actions, read_by_others: Log | None = None) -> None:
+    """All writers own the partition at once; in the end a last one finishes the work. The second one is of another
+    version, and reads the same log as `read_by_others`."""
     writers = [Writer(store) for _ in range(WRITERS)]
     for action, number, count in actions:
         if action == "kill":
@@ -120,7 +125,7 @@ def attack(store: Store, log: list[Outcome | bytes], actions: list[tuple[str, in
             writers[number].refresh()
         else:
             if action != "commit":
-                writers[number].read(log, count)
+                writers[number].read(read_by_others or log if number == 1 else log, count)
             if action != "read":
                 writers[number].commit(FAULTS.get(action))
         assert tiled_until(store) <= len(log)
@@ -185,7 +190,7 @@ LOGS = st.lists(st.sampled_from(CHOICES), min_size=10, max_size=40)
 MANY_ACTIONS = st.lists(ACTIONS, min_size=20, max_size=60)
 
 
-def attack_and_check(store: Store, log: list[Outcome | bytes], actions: list[tuple[str, int, int]]) -> None:
+def attack_and_check(store: Store, log: Log, actions: Actions) -> None:
     claim(store, DATASET)
     attack(store, log, actions)
     with tempfile.TemporaryDirectory() as directory:
@@ -195,18 +200,37 @@ def attack_and_check(store: Store, log: list[Outcome | bytes], actions: list[tup
 
 @settings(max_examples=40)
 @given(log=LOGS, actions=MANY_ACTIONS)
-def test_nothing_is_lost_and_nothing_is_there_twice(log: list[Outcome | bytes], actions: Any) -> None:
+def test_nothing_is_lost_and_nothing_is_there_twice(log: Log, actions: Actions) -> None:
     attack_and_check(MemoryStore(), log, actions)
 
 
 @settings(max_examples=30)
 @given(log=LOGS, actions=MANY_ACTIONS)
-def test_nor_in_files(log: list[Outcome | bytes], actions: Any) -> None:
+def test_nor_in_files(log: Log, actions: Actions) -> None:
     with tempfile.TemporaryDirectory() as directory:
         attack_and_check(LocalStore(Path(directory)), log, actions)
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(log=LOGS, actions=MANY_ACTIONS)
-def test_nor_on_s3(s3: S3Server, log: list[Outcome | bytes], actions: Any) -> None:
+def test_nor_on_s3(s3: S3Server, log: Log, actions: Actions) -> None:
     attack_and_check(open_store(s3.fresh_root()), log, actions)
+
+
+@settings(max_examples=30)
+@given(log=LOGS, actions=MANY_ACTIONS, refused=st.sets(st.sampled_from(RECORDS), min_size=1))
+def test_versions_that_judge_differently_leave_nothing_twice(log: Log, actions: Actions, refused: set[int]) -> None:
+    """A rolling update: to one of the writers, rows of some records are failures."""
+    refusals = {make_sequence(number).prompt.id: make_failure(number, FailureReason.NAN) for number in refused}
+    other: Log = [
+        outcome if isinstance(outcome, bytes | Failure) else refusals.get(outcome.prompt.id, outcome) for outcome in log
+    ]
+    store = MemoryStore()
+    claim(store, DATASET)
+    attack(store, log, actions, other)
+    with tempfile.TemporaryDirectory() as directory:
+        copy(store, Path(directory))
+        report = verify(Path(directory))
+    assert report.problems == []
+    decided = report.rows + sum(report.failures.values()) - report.failures.get("undecodable", 0)
+    assert decided == len({outcome.record_id for outcome in log if not isinstance(outcome, bytes)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow.parquet as pq
 
@@ -33,12 +33,23 @@ class Letters:
 
 
 class Store(LocalStore):
-    """Files; `before` and `after` each creation may raise or wait."""
+    """Files; `before` and `after` each creation, and before an object or a folder is read, something may raise or
+    wait."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
+        self.before_open: Callable[[str], object] = lambda key: None
+        self.before_list: Callable[[], object] = lambda: None
+
+    def open(self, key: str) -> BinaryIO:
+        self.before_open(key)
+        return super().open(key)
+
+    def list(self, folder: str) -> list[str]:
+        self.before_list()
+        return super().list(folder)
 
     def create(self, key: str, data: Data) -> bool:
         self.before()

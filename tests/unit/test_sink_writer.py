@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -298,3 +299,53 @@ async def test_a_store_that_is_away_delays_loading(tmp_path: Path, monkeypatch: 
     await bench.read()
     assert not bench.errors
     assert bench.metric("retries_total", stage="sink", cause="store") == 2
+
+
+async def test_a_partition_the_dataset_does_not_have_ends_the_service(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.consumer.rebalance(0, 3)
+    await eventually(lambda: bool(bench.errors))
+    (error,) = bench.errors
+    assert isinstance(error, Fatal)
+    assert "has a partition 3, dataset 'test' has 3: partitions were added" in str(error)
+
+
+async def test_the_hook_returns_before_anything_is_loaded(tmp_path: Path) -> None:
+    bench, answers = Bench(tmp_path), threading.Event()
+    bench.store.before_list = answers.wait
+    bench.consumer.append(0, *ROWS)
+    await bench.consumer.rebalance(0)  # would wait for ever
+    assert not bench.writer.member.loaded
+    assert await bench.turn() == 0  # records of a partition that is not ready are left alone
+    answers.set()
+    await bench.loaded()
+    await bench.read()
+    assert bench.metric("sink_buffer_rows") == len(ROWS)
+
+
+async def test_the_index_is_kept_while_nobody_else_has_written(tmp_path: Path) -> None:
+    bench, opened = Bench(tmp_path, max_rows=4), list[str]()
+    bench.consumer.append(0, *ROWS[:8])
+    await bench.assign(0)
+    await bench.read()
+    assert bench.shards() == [(0, 4), (4, 4)]
+    bench.store.before_open = opened.append
+    await bench.assign(0)
+    bench.consumer.append(0, *ROWS[:8], *ROWS[8:])
+    await bench.finish()
+    assert opened == []
+    assert (bench.metric("sink_duplicates_total"), verify(tmp_path).rows) == (8, len(ROWS))
+
+
+async def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, max_age_seconds=1000)
+    bench.consumer.append(0, *ROWS)
+    await bench.assign(0)
+    for clock in (0.0, 4e9, 1.0):
+        monkeypatch.setattr(time, "time", lambda clock=clock: clock)
+        await bench.read()
+    assert bench.shards() == []  # neither old nor young: ages are no affair of that clock
+    await bench.finish()
+    assert bench.shards() == [(0, len(ROWS))]
+    assert bench.metric("sink_record_age_seconds_sum") == 0
+    assert verify(tmp_path).ok
