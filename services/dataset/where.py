@@ -12,6 +12,7 @@ satisfies nothing but `is null`.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -34,6 +35,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
 }  # fmt: skip
 _TOKEN = re.compile(r"""\s*(?:(==|!=|<=|>=|[=<>(),])|"([^"]*)"|'([^']*)'|([^\s=<>!(),"']+))""")
+_INT64 = range(-(2**63), 2**63)
 _ORDERED = ("<", "<=", ">", ">=")
 
 
@@ -104,7 +106,7 @@ def _value(words: _Words, column: str) -> Any:
         if pa.types.is_string(kind):
             return text
         if pa.types.is_integer(kind):
-            return int(text)
+            return _INT64[_INT64.index(int(text))]
         if pa.types.is_floating(kind):
             return float(text)
         if pa.types.is_boolean(kind):
@@ -122,12 +124,11 @@ def _evaluate(term: Term, column: pa.ChunkedArray[Any]) -> Any:
         return pc.is_null(column)
     if term.operator == "is not null":
         return pc.is_valid(column)
-    if term.operator == "in":
-        return pc.is_in(column, value_set=pa.array(term.values, column.type))
-    value = term.values[0]
-    if pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
-        return _COMPARE[term.operator](column, pa.scalar(value))  # wider than the column: no value is cut
-    return _COMPARE[term.operator](column, pa.scalar(value, column.type))
+    operator = "=" if term.operator == "in" else term.operator
+    # Numbers are wider than the column: no value is cut.
+    kind = None if pa.types.is_floating(column.type) or pa.types.is_integer(column.type) else column.type
+    found = [_COMPARE[operator](column, pa.scalar(value, kind)) for value in term.values]
+    return functools.reduce(pc.or_, found)
 
 
 class _Words:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schemas.sequences import FailureReason
 from services.cli import main
@@ -14,11 +18,17 @@ from services.dataset import snapshot as snapshots
 from services.dataset.reader import View, masked
 from services.kernel.errors import Fatal, SettingsError
 from services.kernel.objects import open_store
+from services.sink.rows import SCHEMA
 from services.sink.verify import verify
 from tests.support.datasets import append, asked_again, sequences
 from tests.support.ingest import SMOLLM2
 from tests.support.outcomes import make_failure, make_sequence
 from tests.support.s3 import S3Server
+
+WORDS = [
+    "source", "output_length", "repetition", "clamped", "created_at", "=", "<", "!=", "in", "(", ",", ")", "is", "not",
+    "null", "and", "7", "-1.5", "1e999", "nan", "true", "2026-11-30", "'x y'", str(2**63), str(-(2**63)),
+]  # fmt: skip
 
 
 def ids_of(view: View, **options: Any) -> list[str]:
@@ -116,6 +126,7 @@ def test_a_chain_with_a_hole_is_not_read(tmp_path: Path) -> None:
         ("finish_reason != length", {0, 2}),
         ("output_length > 2", {0, 2}),
         ("revision in (0, 3) and reasoning_end is null", {0, 1}),
+        ("output_length in (2, 99999999999)", {1}),
         ("reasoning_end is not null", {2}),
         ("reasoning_end >= -1", {2}),
         ("engine_capped = true", {2}),
@@ -145,6 +156,7 @@ def test_conditions(tmp_path: Path, text: str, numbers: set[int]) -> None:
         ("", "ends where a column is expected"),
         ("colour = red", "'colour' is no column; columns are id, prompt_id"),
         ("input_ids = 3", "'input_ids' is no column"),
+        ("output_length > 99999999999999999999", "with an integer, not with '99999999999999999999'"),
         ("source ~ x", "'~' is no operator"),
         ("source =", "ends where a value is expected"),
         ("source = a or source = b", "has 'or' where 'and' is expected"),
@@ -162,6 +174,16 @@ def test_wrong_conditions_say_what_is_wrong(text: str, what: str) -> None:
     with pytest.raises(SettingsError) as refused:
         where.parse(text)
     assert what in str(refused.value)
+
+
+@given(st.text() | st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join))
+def test_any_text_is_a_condition_or_refused(text: str) -> None:
+    try:
+        condition = where.parse(text)
+    except SettingsError:
+        return
+    empty = pa.table({name: pa.array([None], SCHEMA.field(name).type) for name in condition.columns})
+    assert len(condition.matches(empty)) == 1
 
 
 def test_inspect_shows_every_token_with_its_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,7 +215,7 @@ def test_inspect_at_random(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "nowhere is no dataset" in capsys.readouterr().err
 
 
-def test_everything_works_on_s3(s3: S3Server) -> None:
+def test_everything_works_on_s3(s3: S3Server, tmp_path: Path) -> None:
     root = s3.fresh_root()
     append(open_store(root), rows := sequences(6))
     assert main(["snapshot", "all", "--dataset", root]) == 0
@@ -202,3 +224,7 @@ def test_everything_works_on_s3(s3: S3Server) -> None:
     assert sorted(ids_of(View(found))) == hexes(*rows[1:])
     assert sorted(ids_of(View(found, snapshots.load(found, "all")))) == hexes(*rows)
     assert main(["inspect", rows[1].record_id.hex(), "--dataset", root]) == 0
+    words = ["export", "specforge", "--dataset", root, "--max-length", "99", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    exported = (tmp_path / "out" / "train-00000-of-00001.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["id"] for line in exported) == hexes(*rows[1:])
