@@ -49,6 +49,7 @@ _TOOLS = {
     "config": ("every setting, its value here, and where it comes from", "services.operations.config"),
     "cancel": ("let a source's waiting prompts fail instead of generating them", "services.generator.command"),
     "resume": ("let generators go on that a budget has halted", "services.generator.command"),
+    "kafka": ("one Kafka node on this machine, to try the services with", "services.local.kafka_command"),
     "engine": ("a small local engine behind SGLang's /generate", "services.local.engine.command"),
     "verify": ("prove that a dataset's shards are whole and right", "services.sink.verify"),
     "inspect": ("show rows as their tokens", "services.dataset.inspect"),

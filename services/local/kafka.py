@@ -16,7 +16,7 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from services.kernel.errors import Fatal
+from services.kernel.errors import Fatal, SettingsError
 
 _POM = Path(__file__).with_name("pom.xml")
 _JAVA_VERSION = 17
@@ -77,13 +77,18 @@ class LocalKafka:
         self._folder = folder
         self._properties = folder / "server.properties"
 
-    def prepare(self) -> None:
-        """Get the jars, write the configuration, and format the data folder unless that was done before."""
+    def prepare(self, port: int | None = None) -> None:
+        """Get the jars, write the configuration, and format the data folder unless that was done before. It listens on
+        `port`, or on one that is free. Raises SettingsError when somebody else listens there."""
         self._classpath = f"{jars()}/*"
         self._folder.mkdir(parents=True, exist_ok=True)
         formatted = self._properties.exists()
         ports = _PORTS.findall(self._properties.read_text())[0] if formatted else free_ports(2)
-        if not all(map(_is_free, ports)):
+        if port is not None:
+            if not _is_free(port):
+                raise SettingsError(f"port {port} of 127.0.0.1 is taken: name another one")
+            ports = port, free_ports(1)[0]
+        elif not all(map(_is_free, ports)):
             ports = free_ports(2)
         # Written anew every time: the folder may have been moved.
         draft = self._folder / "server.properties.new"

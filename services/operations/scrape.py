@@ -7,7 +7,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-import httpx
+import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -42,14 +42,13 @@ async def scrape(addresses: Sequence[str]) -> Scraped:
     """Ask every address behind each host:port of `addresses` (a name in DNS may stand for many)."""
     scraped = Scraped({}, {})
     resolved = await asyncio.gather(*map(_resolve, addresses))
-    async with httpx.AsyncClient(timeout=_SECONDS) as http:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS), raise_for_status=True) as http:
 
         async def ask(address: str) -> None:
             try:
-                answer = await http.get(f"http://{address}/metrics")
-                answer.raise_for_status()
-                found = list(_samples(answer.text))
-            except (httpx.HTTPError, ValueError) as error:
+                async with http.get(f"http://{address}/metrics") as answer:
+                    found = list(_samples(await answer.text()))
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 scraped.unreachable[address] = str(error) or type(error).__name__
                 return
             for name, labels, value in found:
