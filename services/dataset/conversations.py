@@ -71,13 +71,12 @@ class Conversations:
             reasoning, content = self._tokens.decode(ids[first:last]), ""
         else:
             reasoning, content = self._tokens.decode(ids[first : end + 1]), self._tokens.decode(ids[end + 1 : last])
-            # White space may share the last token with the tag; a tag of several tokens may have begun in the prompt.
-            if self._close_tag not in reasoning and end + 1 - first >= len(self._close_tag):
+            if self._close_tag not in reasoning:
                 raise SettingsError(
                     f"row {row['id']}: the reasoning ends with {reasoning[-20:]!r}, not with --close-tag "
                     f"{self._close_tag!r}"
                 )
             reasoning, _, rest = reasoning.rpartition(self._close_tag)
-            content = rest + content
+            content = rest + content  # white space may share the last token with the tag
         reasoning = reasoning.strip().removeprefix(self._open_tag).strip("\n")
         return {"role": "assistant", "content": content.lstrip("\n"), "reasoning_content": reasoning}

@@ -25,7 +25,7 @@ from services.dataset import snapshot as snapshots
 from services.dataset.place import Place
 from services.dataset.revisions import Revisions, unhex
 from services.dataset.snapshot import Snapshot
-from services.kernel.errors import Fatal
+from services.kernel.errors import Fatal, SettingsError
 from services.sink import exclusions
 from services.sink.chain import folder, shard_name, starts
 from services.sink.exclusions import Exclusions
@@ -47,12 +47,17 @@ class Shard(msgspec.Struct, frozen=True):
 class View:
     """The rows up to a snapshot (default: up to now), or those that came after the snapshot `since`.
 
-    Raises Fatal for a chain that is not whole, Retry when the store does not answer."""
+    Raises SettingsError for a `since` that is not before the snapshot, Fatal for a chain that is not whole, Retry when
+    the store does not answer."""
 
     def __init__(self, place: Place, snapshot: Snapshot | None = None, since: Snapshot | None = None) -> None:
         self.place = place
         self.snapshot = snapshot or snapshots.now(place)
         self.since = since
+        if since and any(a > b for a, b in zip(since.tails, self.snapshot.tails, strict=True)):
+            raise SettingsError(
+                f"nothing came after snapshot {since.name!r}: {self.snapshot.name!r} was taken before it"
+            )
         self.discarded = self.outdated = 0  # rows that were left out, by why, since `reset`
 
     @cached_property

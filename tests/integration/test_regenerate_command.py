@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from schemas.control import Control, Dataset, Regenerate
+from schemas.control import Control, Dataset, Regenerate, regenerate_key
 from services.cli import main
 from services.dataset import regenerate
+from services.ingest import regenerate as ingest_regenerate
+from services.ingest import sources
+from services.ingest.service import Ingest
+from services.ingest.settings import IngestSettings
 from services.kernel import topics
-from services.kernel.codec import Decoder
+from services.kernel.codec import Decoder, Encoder
 from services.kernel.kafka import Kafka
 from tests.support.datasets import append, sequences
-from tests.support.stream import MODEL, PARTITIONS, create_topics
+from tests.support.ingest import SMOLLM2
+from tests.support.stream import MODEL, PARTITIONS, create_topics, eventually, make_prompt, publish, running
 
 
 async def commands(kafka: Kafka) -> list[Regenerate]:
@@ -58,3 +63,38 @@ async def test_another_datasets_topics_are_refused(
     assert await asyncio.to_thread(main, words) == 2
     assert "belong to 'other': set TOKENHAUL_KAFKA_PREFIX" in capsys.readouterr().err
     assert await commands(kafka) == []
+
+
+async def test_an_ingest_that_is_killed_in_the_middle_asks_every_prompt_once(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topics(kafka)
+    await publish(kafka, asked := [make_prompt(number) for number in range(200)], batch=50)
+    command = Regenerate(
+        command="c", ids=b"".join(prompt.id for prompt in asked), revision=1, reason="r", created_at=1.0
+    )
+    async with kafka.started(kafka.producer) as producer:
+        key = regenerate_key(command.command)
+        await producer.send_and_wait(kafka.topics.control, Encoder().encode(command), key=key)
+    monkeypatch.setattr(ingest_regenerate, "_BATCH", 10)
+    (tmp_path / "s.jsonl").touch()
+    (tmp_path / "sources.yaml").write_text("sources: [{name: s, files: [s.jsonl], max_new_tokens: 1}]")
+
+    def ingest() -> Ingest:
+        settings = IngestSettings(sources_file=str(tmp_path / "sources.yaml"), tokenizer=str(SMOLLM2))
+        return Ingest(settings, kafka, sources.load(settings.sources_file))
+
+    async def on_topic() -> list[bytes]:
+        return [dict(record.headers)["id"] async for record in kafka.read_all(kafka.topics.prompts)]
+
+    async def begun() -> bool:
+        return len(await on_topic()) > 200
+
+    async with running(ingest()):
+        await eventually(begun, 60)
+    async with running(ingest(), run="r") as (_, task):
+        await asyncio.wait_for(task, 60)
+    found = await on_topic()
+    assert (len(found), len(set(found))) == (400, 400)
+    (done,) = {message.done for message in await commands(kafka) if message.done}
+    assert (done.prompts, done.missing) == (200, 0)

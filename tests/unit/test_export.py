@@ -171,7 +171,7 @@ def test_caps_ratios_and_samples(root: Path, capsys: pytest.CaptureFixture[str])
     assert "--ratio '0.5' is not NAME=NUMBER" in capsys.readouterr().err
 
 
-def test_snapshots_discards_and_revisions(root: Path) -> None:
+def test_snapshots_discards_and_revisions(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = sequences(10)
     append(root / "data", old)
     place = ["--dataset", str(root / "data")]
@@ -183,6 +183,10 @@ def test_snapshots_discards_and_revisions(root: Path) -> None:
     assert ids(lines(export(root, "specforge", out="now"))) == hexes([*old[1:], *later[1:], again])
     assert ids(lines(export(root, "specforge", "--snapshot", "first", out="then"))) == hexes(old)
     assert ids(lines(export(root, "specforge", "--since", "first", out="new"))) == hexes([*later[1:], again])
+    assert main(["snapshot", "second", *place]) == 0
+    words = ["export", "specforge", *place, "--max-length", "9", "--out", str(root / "never")]
+    assert main([*words, "--snapshot", "first", "--since", "second"]) == 2
+    assert "nothing came after snapshot 'second'" in capsys.readouterr().err
     card = (root / "now" / "README.md").read_text()
     assert "| discarded | 1 |" in card
     assert "| of an older revision | 1 |" in card
