@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.bench.table import Line, machine, read, show, write
 
 BENCHES = ("sizes", "sink", "generator")
-LONG = ("sink",)
+LONG = ("sink", "endurance")
 
 
 def main() -> None:

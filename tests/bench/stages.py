@@ -23,19 +23,26 @@ from services.kernel import topics
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.local.kafka import free_ports
 from tests.bench import qwen3
-from tests.bench.table import peak_bytes
+from tests.bench.table import resident_bytes
 from tests.support.processes import TOKENHAUL
 
 MODEL = "fake"
 RUN = "bench"
+_SIZES = 400
 
 
 class Used(msgspec.Struct, frozen=True):
-    """By a process and its children, from start to end: CPU and wall seconds, largest resident size in bytes."""
+    """By a process, from start to end: CPU seconds (its children's too), wall seconds, resident sizes in bytes over
+    time."""
 
     cpu: float
     seconds: float
-    peak: int
+    sizes: list[int]
+
+    @property
+    def peak(self) -> int:
+        """The largest size."""
+        return max(self.sizes)
 
 
 class Stages:
@@ -62,14 +69,14 @@ class Stages:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | self._settings() | environ
             )
             try:
-                peak, status, usage = _watch(process.pid)
+                sizes, status, usage = _watch(process.pid)
             except BaseException:
                 process.kill()
                 raise
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             raise RuntimeError(f"{name} ended with status {process.returncode}:\n{self.log.read_text()[-2000:]}")
-        return Used(usage.ru_utime + usage.ru_stime, time.monotonic() - began, peak)
+        return Used(usage.ru_utime + usage.ru_stime, time.monotonic() - began, sizes)
 
     def _settings(self) -> dict[str, str]:
         return {
@@ -94,17 +101,21 @@ class Stages:
         return [str(Path(sys.executable).parent / "py-spy"), "record", "--format", "raw", "--output", graph, "--"]
 
 
-def _watch(pid: int) -> tuple[int, int, resource.struct_rusage]:
-    """(peak resident bytes, exit status, usage) of a child, when it has ended. Its ru_maxrss would be ours if that is
-    more, because it is kept over fork and exec."""
-    peak = 0
+def _watch(pid: int) -> tuple[list[int], int, resource.struct_rusage]:
+    """(resident sizes, exit status, usage) of a child, when it has ended. Its ru_maxrss would be ours if that is more,
+    because it is kept over fork and exec."""
+    sizes: list[int] = []
+    wait = 0.05
     while True:
         with suppress(ProcessLookupError, FileNotFoundError, ValueError):  # it is ending
-            peak = max(peak, peak_bytes(pid))
+            sizes.append(resident_bytes(pid))
         ended, status, usage = os.wait4(pid, os.WNOHANG)
         if ended:
-            return peak, status, usage
-        time.sleep(0.05)
+            return sizes, status, usage
+        time.sleep(wait)
+        if len(sizes) == _SIZES:  # half as often from now on: evenly spread, and few
+            del sizes[::2]
+            wait *= 2
 
 
 def texts(count: int, tokens: int) -> Iterable[str]:
