@@ -69,7 +69,7 @@ class Attempts:
             try:
                 trail.outputs.append(await self._output(trail))
             except (Reject, Stopped) as error:  # what there is stays: a truncated output is worth more than none
-                log.info("record %s not continued: %s", trail.prompt.id.hex(), error, extra={"action": "continue"})
+                log.info("not continued: %s", error, extra={"action": "continue"})
                 return
 
     def _most(self, prompt: Prompt) -> int:
@@ -94,7 +94,7 @@ class Attempts:
             if trail.charged >= self._settings.attempts:
                 raise Reject(FailureReason.RETRIES_EXHAUSTED, f"{trail.charged} attempts, the last: {retry}")
             wait = backoff.next(retry.after)
-            log.info("record %s: %s; again in %.1f s", prompt.id.hex(), retry, wait, extra={"action": "retry"})
+            log.info("%s; again in %.1f s", retry, wait, extra={"action": "retry"})
             await asyncio.sleep(wait)
 
     async def _blame(self, engine: Engine, retry: Retry, trail: Trail, *, alone: bool) -> None:

@@ -7,6 +7,7 @@ watermark of each partition, with what is done beyond it, is committed every sec
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -15,11 +16,12 @@ from itertools import groupby
 from aiokafka import ConsumerRecord
 
 from schemas.prompts import Prompt
-from schemas.sequences import Outcome
+from schemas.sequences import Failure, Outcome
 from services.generator.metrics import GeneratorMetrics
 from services.generator.outcomes import undecodable
 from services.generator.settings import GeneratorSettings
 from services.generator.wiring import Parts, connect
+from services.kernel import logs
 from services.kernel.codec import Decoder
 from services.kernel.errors import Reject, Stopped
 from services.kernel.kafka import Kafka, KafkaSettings
@@ -27,6 +29,8 @@ from services.kernel.lifecycle import Context
 from services.kernel.security import ca_context
 from services.kernel.settings import load
 from services.kernel.watermark import Tracker
+
+log = logging.getLogger("tokenhaul.generator")
 
 _COMMIT_SECONDS = 1.0
 
@@ -85,17 +89,21 @@ class Generator:
 
     async def _work(self, parts: Parts, tracker: Tracker, record: ConsumerRecord) -> None:
         began = time.monotonic()
+        logs.about(topic=record.topic, partition=record.partition, offset=record.offset)
         try:
             prompt = self._decoder.decode(record.value)
         except Reject as reject:
             outcome: Outcome = undecodable(record, reject)
         else:
+            logs.about(record=prompt.id.hex())
             try:
                 outcome = await parts.attempts.outcome(prompt)
             except Stopped:
                 return  # never sent, so nothing is lost: whoever comes next takes it up
         await parts.outcomes.publish(outcome)
         tracker.done(record.offset)
+        if isinstance(outcome, Failure):
+            log.info("failed: %s: %s", outcome.reason, outcome.detail, extra={"action": "failed"})
         parts.budget.add(outcome)
         self.metrics.finished(outcome, len(parts.in_flight), time.monotonic() - began)
 

@@ -125,7 +125,7 @@ class Reader:
             try:
                 taken = turn.read(name, max_lines, self._take_rest)
             except FileNotFoundError:
-                log.warning("source %s: %s is gone", turn.source.name, name)
+                log.warning("source %s: %s is gone", turn.source.name, name, extra={"action": "file_gone"})
                 turn.waiting.pop(0)
                 continue
             except Retry as error:
@@ -198,7 +198,9 @@ class _Turn:
         """Take over what there is now."""
         for name, reason in found.passed_over.items():
             if name not in self._passed_over:
-                log.warning("source %s: %r is passed over: %s", self.source.name, name, reason)
+                log.warning(
+                    "source %s: %r is passed over: %s", self.source.name, name, reason, extra={"action": "passed_over"}
+                )
         self._passed_over.update(found.passed_over)
         for name in self.files.keys() - found.entries.keys():
             self.files.pop(name).input.close()

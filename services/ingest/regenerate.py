@@ -72,7 +72,9 @@ class _Regeneration:
         commands.update(regenerate_key(command.command), ended)
         log.info("%d prompts are asked again", done.prompts, extra={"action": "regenerated"})
         if missing:
-            log.warning("%d records to be asked again are on no prompts topic here", missing)
+            log.warning(
+                "%d records to be asked again are on no prompts topic here", missing, extra={"action": "regenerated"}
+            )
 
     async def _publish(self, values: Sequence[bytes], done: Regenerate | None = None) -> None:
         prompts = await asyncio.to_thread(asked_again, values, self._command)

@@ -100,7 +100,10 @@ def _take(view: ControlView, decoder: Decoder[Control], record: ConsumerRecord) 
         view.update(record.key, decoder.decode(record.value))
     except Reject as reject:
         # A newer version may write messages this one does not know: say so and go on.
-        log.warning("control message ignored: %s", reject.detail, extra={"offset": record.offset})
+        log.warning(
+            "control message ignored: %s", reject.detail,
+            extra={"action": "control", "topic": record.topic, "offset": record.offset},
+        )  # fmt: skip
 
 
 @asynccontextmanager

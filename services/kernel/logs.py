@@ -6,13 +6,18 @@ import datetime
 import json
 import logging
 import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Literal
 
+_about: ContextVar[Mapping[str, object]] = ContextVar("about", default=MappingProxyType({}))
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """What was given as `extra` becomes keys of the object, beside time, level, logger and message."""
+    """What was given as `extra`, and what the task is `about`, become keys of the object, beside time, level, logger
+    and message. What was done is the `action`; lines about a record name its topic, partition, offset and id."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -39,7 +44,12 @@ class HumanFormatter(logging.Formatter):
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    return {**_about.get(), **{key: value for key, value in vars(record).items() if key not in _STANDARD}}
+
+
+def about(**keys: object) -> None:
+    """All lines of this task, and of those it starts, are about this: topic, partition, offset, record."""
+    _about.set({**_about.get(), **keys})
 
 
 def configure(form: Literal["auto", "json", "human"], level: str) -> None:

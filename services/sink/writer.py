@@ -116,7 +116,7 @@ class Writer:
                 return loaded, loaded.read_from
             except Retry as retry:
                 self._metrics.retried(retry.cause)
-                log.warning("partition %d cannot be loaded: %s", partition, retry, extra={"action": "load"})
+                log.warning("not loaded: %s", retry, extra=self._place("load", partition))
                 await asyncio.sleep(backoff.next())
 
     async def before_rebalance(self) -> None:
@@ -135,6 +135,11 @@ class Writer:
         }
         self._metrics.standing(self._topic, states, ends)
 
+    def _place(self, action: str, partition: int, buffer: Buffer | None = None) -> dict[str, object]:
+        """What a line of the log is about: offsets [offset, end) of a partition."""
+        place: dict[str, object] = {"action": action, "topic": self._topic, "partition": partition}
+        return place if buffer is None else place | {"offset": buffer.start, "end": buffer.end}
+
     def _buffers(self) -> dict[int, Buffer]:
         return {partition: state.buffer for partition, state in self.member.states.items()}
 
@@ -150,10 +155,10 @@ class Writer:
             size = await asyncio.to_thread(state.commit)
         except Retry as retry:
             self._metrics.retried(retry.cause)
-            log.warning("shard of partition %d not committed: %s", partition, retry, extra={"action": "commit"})
+            log.warning("shard not committed: %s", retry, extra=self._place("commit", partition, buffer))
             state.postpone(time.monotonic())
             return
-        span = {"action": "commit", "partition": partition, "start": buffer.start, "end": buffer.end}
+        span = self._place("commit", partition, buffer)
         if size is not None:
             self._metrics.committed(buffer, size, time.monotonic() - began)
             log.info("shard of %d rows, %d bytes", len(buffer.rows), size, extra=span)
@@ -201,7 +206,7 @@ class Writer:
             )
             if self._settings.on_gap == "stop":
                 raise Fatal(f"{message}. TOKENHAUL_SINK_ON_GAP=continue goes on without them")
-            log.error(message, extra={"action": "gap"})
+            log.error(message, extra=self._place("gap", partition, buffer))
             buffer.skip(log_start, time.monotonic())
         return Partition(chain, buffer, log_start)
 

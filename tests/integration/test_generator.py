@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 
+from schemas import ids
 from schemas.prompts import Prompt
 from schemas.sequences import Failure, FailureReason, Sequence
 from services.generator import service
 from services.generator.service import Generator
 from services.kernel.errors import Fatal
 from services.kernel.kafka import Kafka, group_offsets, partitions_of
+from services.kernel.logs import JsonFormatter
 from services.kernel.watermark import Tracker
 from tests.support import fake_engine as fake
 from tests.support.fake_engine import FACTS, FakeEngine, FakeModel, expected_output
-from tests.support.stream import create_topics, eventually, make_prompt, mark_idle, publish, read_outcomes, running
+from tests.support.stream import (
+    PARTITIONS,
+    create_topics,
+    eventually,
+    make_prompt,
+    mark_idle,
+    publish,
+    read_outcomes,
+    running,
+)
 
 
 def make_generator(kafka: Kafka, engine: FakeEngine, **settings: str) -> Generator:
@@ -215,3 +229,21 @@ async def test_a_group_that_lost_its_offsets_does_not_pay_again_by_itself(kafka:
         with pytest.raises(Fatal, match=r"has no offset for partition .* TOKENHAUL_GENERATOR_FROM_START=true"):
             await asyncio.wait_for(task, 30)
     assert len(engine.started) == 12
+
+
+async def test_a_failure_is_logged_with_the_place_of_its_prompt(kafka: Kafka, engine: FakeEngine) -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    log = logging.getLogger("tokenhaul.generator")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    engine.script(fake.BadRequest())
+    prompt = make_prompt(0)
+    try:
+        await generate_all(kafka, engine, [prompt])
+    finally:
+        log.removeHandler(handler)
+    (line,) = [line for line in map(json.loads, stream.getvalue().splitlines()) if line.get("action") == "failed"]
+    assert (line["record"], line["topic"], line["offset"]) == (prompt.id.hex(), kafka.topics.prompts, 0)
+    assert line["partition"] == ids.partition(prompt.id, PARTITIONS)
