@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -62,6 +63,9 @@ class SlowEncoder:
 
 def _load(directory: str) -> None:
     global _own
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A terminal sends them to all of us; what is at hand is finished, and our parent ends us when it is done.
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _own = tokenizer_files.load(Path(directory), trust_remote_code=True)
 

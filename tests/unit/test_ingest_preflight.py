@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 import threading
@@ -14,9 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from schemas.control import Dataset
 from schemas.prompts import Prompt
 from services import cli
 from services.ingest import preflight, probes, sources, tokenizer_files
+from services.ingest.declaration import Declaration
 from services.ingest.prompts import PromptMaker
 from services.ingest.settings import IngestSettings
 from services.ingest.settings import check as check_settings
@@ -168,6 +171,17 @@ def test_the_setting_wins_over_the_day_of_the_dataset(tmp_path: Path) -> None:
     directory = with_template(DATED, tmp_path)
     (used,) = prepare(settings(directory, date="2025-05-05"), declared(tmp_path)).values()
     assert used.request.chat_template_kwargs == {"strftime_now": "2025-05-05"}
+
+
+def test_a_dataset_keeps_the_day_it_was_created_on_and_its_tokenizer(tmp_path: Path) -> None:
+    directory = with_template(DATED, tmp_path)
+    created = datetime.datetime(2026, 3, 4, 23, 59, tzinfo=datetime.UTC).timestamp()
+    dataset = Dataset(name="d", model="m", partitions=1, created_at=created)
+    now = Declaration.prepare(settings(directory), declared(tmp_path), dataset)
+    assert now.requests["s"].chat_template_kwargs == {"strftime_now": "2026-03-04"}
+    assert len(now.probes.probes) == 8
+    edited = Declaration.prepare(settings(directory), declared(tmp_path), dataset, now.workshop)
+    assert edited.makers["s"].tokenizer is now.makers["s"].tokenizer
 
 
 def test_benchmarks_are_kept_out_from_the_file_beside_the_sources(tmp_path: Path) -> None:

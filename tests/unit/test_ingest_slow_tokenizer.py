@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.codec import Decoder
 from services.kernel.errors import Fatal
 from tests.support.ingest import DATA, chat, lines, maker
+from tests.support.processes import alive, wait_for
 
 SLOW = DATA / "tokenizers" / "slow-kimi"
 TOOLS = [{"name": name, "parameters": {"type": "object"}} for name in ("zoo", "atlas")]
@@ -74,6 +79,49 @@ def test_processes_and_this_one_must_agree(slow: ChatTokenizer, monkeypatch: pyt
     monkeypatch.setattr(ChatTokenizer, "ids", lambda self, text: [1])
     with pytest.raises(Fatal, match="encoding the rendered text gives other ids"):
         preflight.prove(used, "s.jsonl", lines(chat("Hi")))
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from services.ingest.slow import SlowEncoder
+if __name__ == "__main__":
+    encoder = SlowEncoder(Path(sys.argv[1]), 2)
+    for line in sys.stdin:
+        print(encoder.encode(line.split()), flush=True)
+"""
+
+
+def test_processes_leave_signals_to_their_parent_and_end_with_it(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(PARENT)
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(tmp_path / "parent.py"), str(SLOW)]
+    workers: list[int] = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ) as parent:
+        try:
+            assert ask(parent, "a b") == "[[97], [98]]\n"
+            workers = started_by(parent.pid)
+            assert len(workers) >= 2
+            for worker in workers:
+                os.kill(worker, signal.SIGINT)
+                os.kill(worker, signal.SIGTERM)
+            assert ask(parent, "c") == "[[99]]\n"
+        finally:
+            parent.kill()
+    wait_for(lambda: not any(map(alive, workers)), 30)
+
+
+def ask(parent: subprocess.Popen[str], line: str) -> str:
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    parent.stdin.write(line + "\n")
+    parent.stdin.flush()
+    return parent.stdout.readline()
+
+
+def started_by(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def test_its_code_is_part_of_the_fingerprint(slow: ChatTokenizer, tmp_path: Path) -> None:
