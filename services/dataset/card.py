@@ -71,6 +71,8 @@ def _lines(result: Result, price: Price | None, notes: Sequence[str]) -> Iterato
         ("source", "rows", "prompt tokens", "supervised tokens"),
         [(name, s.rows, s.prompt_tokens, s.output_tokens) for name, s in sorted(stats.sources.items())],
     )
+    if isinstance(size := plan.asked.get("draft_vocab_size"), int):
+        yield f"\n{result.frequencies.coverage(size)}"
     yield "\n![lengths of prompts](prompt_lengths.png) ![lengths of answers](output_lengths.png)\n"
     yield "\n## What was left out\n"
     cut = f"{stats.cut:,} rows were cut to {plan.asked['max_length']} tokens"

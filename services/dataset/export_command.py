@@ -146,6 +146,8 @@ def _show(console: Console, arguments: argparse.Namespace, result: Result, notes
     files = ", ".join(f"{len(names)} files of {split}" for split, names in result.files.items() if names) or "no files"
     kept = f"{stats.rows:,} rows, {stats.prompt_tokens:,} prompt tokens, {stats.output_tokens:,} supervised tokens"
     console.print(f"{kept} in {files}")
+    if size := getattr(arguments, "draft_vocab_size", None):
+        console.print(result.frequencies.coverage(size))
     for note in notes:
         console.print(note, markup=False)
     console.print(f"{arguments.out / CARD}")

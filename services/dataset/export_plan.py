@@ -56,11 +56,12 @@ def tidy(out: Path) -> None:
 
 def _begin(out: Path, plan: Plan) -> Plan:
     file = out / _PLAN
-    if file.exists():
+    if file.exists() and ((out / CARD).exists() or (out / SPILL).exists()):
         found = msgspec.json.decode(file.read_bytes(), type=Plan)
         if (found.version, found.format, found.asked) != (plan.version, plan.format, msgspec.to_builtins(plan.asked)):
             raise SettingsError(f"--out {out} holds another export, or one that was asked for otherwise: take another")
         return found
+    # Nothing was written yet: whoever was refused for a misspelt name may ask otherwise.
     temporary = file.with_suffix(".tmp")
     temporary.write_bytes(msgspec.json.encode(plan))
     os.replace(temporary, file)

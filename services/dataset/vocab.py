@@ -47,15 +47,14 @@ class Frequencies:
         """Read it again."""
         return cls(np.load(path))
 
-    @property
-    def distinct(self) -> int:
-        """Ids that are supervised at all."""
-        return int(np.count_nonzero(self.counts))
-
-    def covered(self, mapping: Mapping) -> float:
-        """The share of supervised tokens a draft vocabulary has."""
-        inside = self.counts[mapping.targets[mapping.targets < len(self.counts)]].sum()
-        return float(inside / max(1, self.counts.sum()))
+    def coverage(self, size: int) -> str:
+        """What a draft vocabulary of so many tokens is worth, for people."""
+        held = np.sort(self.counts)[::-1][:size].sum() / max(1, self.counts.sum())
+        distinct = int(np.count_nonzero(self.counts))
+        return (
+            f"A draft vocabulary of {size:,} tokens holds {held:.2%} of the supervised tokens to train on "
+            f"({distinct:,} distinct ones)."
+        )
 
 
 class Mapping:

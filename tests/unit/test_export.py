@@ -167,6 +167,7 @@ def test_caps_ratios_and_samples(root: Path, capsys: pytest.CaptureFixture[str])
     words = ["export", "specforge", "--dataset", str(root / "data"), "--out", str(root / "x"), "--max-length", "9"]
     assert main([*words, "--cap", "nobody=3"]) == 2
     assert "nobody; sources with rows to take are: few, test" in capsys.readouterr().err
+    assert main([*words, "--cap", "few=3"]) == 0, "a name that was misspelt stands in nobody's way"
     assert main([*words[:5], str(root / "y"), *words[6:], "--ratio", "0.5"]) == 2
     assert "--ratio '0.5' is not NAME=NUMBER" in capsys.readouterr().err
 
@@ -299,7 +300,8 @@ def test_the_rule_of_the_draft_vocabulary() -> None:
     assert mapping.targets.tolist() == [2, 4, 5], "the most frequent; of equals the lowest ids"
     assert mapping.d2t.tolist() == [2, 3, 3]
     assert np.flatnonzero(mapping.t2d).tolist() == [2, 4, 5]
-    assert frequencies.covered(mapping) == 19 / 25
+    assert "holds 76.00% of the supervised tokens" in frequencies.coverage(3)
+    assert "100.00%" in frequencies.coverage(8)
     padded = draft_vocabulary(frequencies, 8, vocab_size=10)
     assert padded.targets.tolist() == [0, 1, 2, 3, 4, 5, 6, 7], "the lowest ids fill up what is not there"
     assert draft_vocabulary(frequencies, 10, vocab_size=10).t2d.all()
@@ -319,6 +321,8 @@ def test_the_vocabulary_counts_what_is_trained_on_and_nothing_else(root: Path) -
     )
     assert np.flatnonzero(np.load(out / "t2d-5.npy")).tolist() == [2, 7, 8, 50, 51]
     assert not list(out.glob("*.jsonl"))
+    coverage = "A draft vocabulary of 5 tokens holds 70.37% of the supervised tokens to train on (9 distinct ones)."
+    assert coverage in (out / "README.md").read_text()
 
 
 def test_pytorch_is_asked_for_at_the_start_and_only_where_it_is_needed(
