@@ -149,7 +149,15 @@ def _excuse(
 
 
 def _disturbed(events: list[Event], begin: float, end: float) -> bool:
-    return any(event.at <= end + SLACK_SECONDS and event.until + NOTICE_SECONDS >= begin for event in events)
+    return any(
+        event.at <= end + SLACK_SECONDS and event.until + NOTICE_SECONDS >= begin
+        for event in events
+        if _concerns_generators(event)
+    )
+
+
+def _concerns_generators(event: Event) -> bool:
+    return not event.target.startswith(("ingest", "sink"))
 
 
 def _bound(evidence: Evidence, prompts: int) -> int:
@@ -158,8 +166,9 @@ def _bound(evidence: Evidence, prompts: int) -> int:
     ends = sorted(generation.ended for generation in evidence.generations if generation.ended is not None)
     never = sum(generation.ended is None for generation in evidence.generations)
     committed = sorted(commit.at for commit in evidence.commits)
+    disturbing = [event for event in evidence.events if _concerns_generators(event)]
     total = prompts + sum(generation.fault is not None for generation in evidence.generations) + never
-    for event in evidence.events:
+    for event in disturbing:
         in_flight = bisect_right(starts, event.at) - bisect_right(ends, event.at)
         index = bisect_left(committed, event.at)
         last = committed[index - 1] if index else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import http.client
 import json
 import os
 import random
@@ -66,7 +67,9 @@ class World:
         self._sources = folder / "sources"
         self._chance = random.Random(seed)
         self._stop = threading.Event()
-        self._feeder = threading.Thread(target=self._feed, daemon=True)
+        self._feeders = [threading.Thread(target=feed, daemon=True) for feed in (self._append, self._push)]
+        self._pushed = folder / "pushed.jsonl"
+        (self._ingest_port,) = free_ports(1)
         self._numbers = count()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._held: dict[int, float] = {}
@@ -89,15 +92,16 @@ class World:
 
     @property
     def source_files(self) -> list[Path]:
-        """What ingest reads."""
-        return sorted(self._sources.glob("*.jsonl"))
+        """What ingest was given: files, and a list of what was pushed."""
+        return [*sorted(self._sources.glob("*.jsonl")), self._pushed]
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sources.mkdir()
         self.journal.touch()
         (self.folder / "sources.yaml").write_text(
-            f"sources: [{{name: files, files: [{self._sources}], max_new_tokens: 64}}]\n"
+            f"sources: [{{name: files, files: [{self._sources}], max_new_tokens: 64}},"
+            "{name: pushed, http: true, max_new_tokens: 64}]\n"
         )
         self.cluster.__enter__()
         made = subprocess.run(
@@ -109,13 +113,12 @@ class World:
             self._add(name, self._engine_command(name), {"OMP_NUM_THREADS": "1"})
         for name in SERVICES:
             self._add(name, [*TOKENHAUL, name.partition("-")[0]], self._settings(name))
-        self._feeder.start()
+        for feeder in self._feeders:
+            feeder.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._feeder.is_alive():
-            self._feeder.join(30)
         for process in self.processes.values():
             process.signal(signal.SIGCONT)
         end([process.child for process in self.processes.values()], 20)
@@ -173,7 +176,10 @@ class World:
     def finish(self, seconds: float) -> None:
         """Stop feeding and hurting, let every service come to its end (`--until-idle`). Raises AssertionError."""
         self._stop.set()
-        self._feeder.join(60)
+        deadline = time.monotonic() + seconds
+        while any(feeder.is_alive() for feeder in self._feeders):
+            assert time.monotonic() < deadline, f"ingest did not take the last push within {seconds} s"
+            self.wait(time.monotonic() + 0.2)
         self.wait(max([time.monotonic(), *(at for at, _, _ in self._later), *self._held.values()]) + 1.0)
         self.cluster.heal()
         services = [self.processes[name] for name in SERVICES]
@@ -233,7 +239,22 @@ class World:
         if status not in _BY_ITSELF:
             self.unexpected.append(f"{process.name} ended with {status}:\n{process.child.tail()}")
 
-    def _feed(self) -> None:
+    def _push(self) -> None:
+        """Batches over HTTP for as long as it goes; each is sent until it is answered for good."""
+        chance = random.Random(self._chance.random())
+        url = f"http://127.0.0.1:{self._ingest_port}/v1/prompts?source=pushed"
+        number = 0
+        while not self._stop.wait(chance.expovariate(1.0)):
+            size = chance.randint(1, 12)
+            texts = [f"Push {number} to the left." for number in range(number, number + size)]
+            number += size
+            body = b"".join(json.dumps({"prompt": text}).encode() + b"\n" for text in texts)
+            with self._pushed.open("ab") as file:
+                file.write(body)
+            while not _taken(url, body, size):
+                time.sleep(0.3)
+
+    def _append(self) -> None:
         """Lines for as long as it goes, into file after file; now and then a line comes in two halves."""
         number = 0
         while not self._stop.is_set():
@@ -274,6 +295,7 @@ class World:
             "TOKENHAUL_KAFKA_INSTANCE": name if name.endswith("-0") else "",
             "TOKENHAUL_INGEST_SOURCES_FILE": str(self.folder / "sources.yaml"),
             "TOKENHAUL_INGEST_TOKENIZER": str(LOCAL_TOKENIZER),
+            "TOKENHAUL_INGEST_HTTP_PORT": str(self._ingest_port) if name == "ingest" else "0",
             "TOKENHAUL_INGEST_SCAN_SECONDS": "0.5",
             "TOKENHAUL_INGEST_BATCH_RECORDS": "16",
             "TOKENHAUL_GENERATOR_ENGINES": ",".join(f"http://127.0.0.1:{port}" for port in self._engine_ports.values()),
@@ -285,3 +307,14 @@ class World:
             "TOKENHAUL_SINK_MAX_ROWS": "200",
             "TOKENHAUL_SINK_MAX_AGE_SECONDS": "2",
         }  # fmt: skip
+
+
+def _taken(url: str, body: bytes, lines: int) -> bool:
+    """Whether ingest has answered that every line is published, now or before."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
+            results = [json.loads(line)["status"] for line in answer.read().splitlines()]
+    except (OSError, http.client.HTTPException):
+        return False
+    assert set(results) <= {"published", "repeated"}, results
+    return len(results) == lines
