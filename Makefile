@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help install install-test demo test test-sglang test-tokenizers test-trainers bench bench-long bench-growth bench-generator bench-sink chaos chaos-short audit check k8s-check format docs clean
+.PHONY: help install install-test demo test test-sglang test-tokenizers test-trainers bench bench-long bench-ingest bench-growth bench-generator bench-sink chaos chaos-short audit check k8s-check format docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -53,6 +53,9 @@ bench-long: install-test ## memory over a million records, faults, the first run
 bench-growth: install-test ## what a record costs as records, partitions and lengths grow (15 min); docs/growth.png
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench.growth
 	$(BIN)/python -m tests.bench.plots
+
+bench-ingest: install-test ## ingest beside the Rust tokenizer alone, on Qwen3's (2 min, an idle machine, npm)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench ingest
 
 bench-sink: install-test ## what a token costs the sink beside Arrow's own writer; its index (1 min, an idle machine)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench sink

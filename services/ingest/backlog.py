@@ -7,7 +7,6 @@ import logging
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
 
 from services.kernel.kafka import Kafka, group_offsets, partitions_of
 
@@ -58,7 +57,7 @@ class Backlog:
                     while True:
                         await self._look(admin, consumer)
                         await asyncio.sleep(_LOOK_SECONDS)
-            except (KafkaError, OSError, TimeoutError) as error:
+            except Exception as error:  # a broker that has just started knows no topics, and aiokafka stumbles over it
                 log.warning("the backlog cannot be looked up: %r", error, extra={"action": "retry"})
                 await asyncio.sleep(_LOOK_SECONDS)
 

@@ -24,6 +24,9 @@ from services.kernel.errors import Reject
 from services.kernel.kafka import MAX_VALUE_BYTES
 from services.kernel.overlap import Overlap
 
+# Level 6 would make prompts 2 % smaller, and take 42 µs of each instead of 17 (encoding takes 650).
+LEVEL = 3
+
 
 class Ready(NamedTuple):
     """A prompt ready for its topic: record id, encoded value, number of prompt ids, the row it was made of."""
@@ -88,7 +91,7 @@ class PromptMaker:
         """Prompts and letters of `lines`. CPU for as long as it takes: not on the loop.
 
         Raises Fatal for ids the model does not have: the tokenizer is another model's."""
-        encoder = Encoder()
+        encoder = Encoder(LEVEL)
         made = Made([], [], Counter())
         rendered: list[Rendered] = []
         for item in self.render(lines):

@@ -16,6 +16,7 @@ import msgspec
 from jinja2 import meta
 
 from services.ingest import slow, tokenizer_files
+from services.ingest.sandbox import remember_safe_attributes
 from services.ingest.slow import SlowEncoder
 from services.kernel.errors import Fatal, Reject
 from services.kernel.rendering import DATE, fix_date, with_date
@@ -55,6 +56,7 @@ class ChatTokenizer:
         templates = self._tokenizer.chat_template
         self.templates: list[str] = list(templates.values()) if isinstance(templates, dict) else [templates]
         fix_date(self.templates)
+        remember_safe_attributes(self.templates)
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
         self.bos_token_id: int | None = self._tokenizer.bos_token_id
         self.added_tokens: frozenset[str] = frozenset(self._tokenizer.get_added_vocab())

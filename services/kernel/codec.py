@@ -23,9 +23,9 @@ def schema_of(message: msgspec.Struct | type[msgspec.Struct]) -> bytes:
 class Encoder:
     """Not for use by two threads at once: the zstd context is reused."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = LEVEL) -> None:
         self._pack = msgspec.msgpack.Encoder().encode
-        self._compress = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=True).compress
+        self._compress = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=True).compress
 
     def encode(self, value: msgspec.Struct) -> bytes:
         """The bytes of one message."""

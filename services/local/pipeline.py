@@ -8,7 +8,8 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from services.local.progress import Progress
 
 _POLL_SECONDS = 0.25
 _END_SECONDS = 15.0
+_ANSWER_SECONDS = 10.0
 _KAFKA_SECONDS = 120.0
 _ENGINE_SLOTS = 4
 _ENGINE_CONTEXT = 2048
@@ -82,7 +84,7 @@ def run(plan: Plan) -> Result:
         with Progress(_log(plan, "generate")) as progress:
             for name in ("ingest", "generate", "sink"):
                 services.append(_start_service(plan, name, kafka, engines, run_id, progress))
-            _watch(infrastructure, services, progress, lambda: asyncio.run(_idle_mark(kafka, run_id)))
+            _watch(infrastructure, services, progress, lambda: asyncio.run(_soon(_idle_mark(kafka, run_id))))
         return asyncio.run(_result(kafka, run_id, time.monotonic() - started, infrastructure + services))
     finally:
         end(services, _END_SECONDS)
@@ -99,7 +101,8 @@ def _watch(
             if child.keep_running():
                 progress.say(f"{child.name} was killed: started again")
         if ingest.done and progress.prompts is None:
-            progress.prompts = sum(totals.published for totals in idle_mark().sources.values())
+            with suppress(TimeoutError):  # Kafka may be the one that was killed: it is started again in this loop
+                progress.prompts = sum(totals.published for totals in idle_mark().sources.values())
         progress.update()
         time.sleep(_POLL_SECONDS)
 
@@ -166,6 +169,11 @@ async def _prepare(plan: Plan, kafka: Kafka) -> None:
     await topics.create(kafka, dataset, replication, min_isr=2 if replication == 3 else 1)
     if plan.resume:
         await resume(kafka)
+
+
+async def _soon(mark: Coroutine[None, None, Idle]) -> Idle:
+    """Raises TimeoutError when Kafka does not answer."""
+    return await asyncio.wait_for(mark, _ANSWER_SECONDS)
 
 
 async def _idle_mark(kafka: Kafka, run_id: str) -> Idle:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tests.bench.table import Line, machine, read, show, write
 
-BENCHES = ("sizes", "sink", "generator")
-LONG = ("sink", "endurance")
+BENCHES = ("sizes", "ingest", "sink", "generator")
+LONG = ("ingest", "sink", "endurance")
 
 
 def main() -> None:

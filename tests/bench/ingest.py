@@ -1,0 +1,185 @@
+"""What ingest makes of the tokenizer's speed: `make bench-ingest`.
+
+Chats of Qwen3's ids, from lines in a file to acknowledged transactions, beside the Rust tokenizer alone on the same
+rendered texts, in batches of the same size and on the same cores. Kafka's node runs on these cores, too; its CPU is
+told apart. With --long: the memory of a file of 10 GB (BENCH_GB says another size).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.ingest.tokenizer import ChatTokenizer
+from services.kernel.kafka import Kafka, KafkaSettings
+from services.local.kafka import free_ports
+from tests.bench import qwen3
+from tests.bench.generator import kafka_node
+from tests.bench.table import Line, cpu_seconds, resident_bytes
+from tests.support.processes import TOKENHAUL, wait_for
+from tests.support.stream import create_topics
+
+TURNS = (150, 150, 130)  # tokens of a chat's turns, without its template's
+CHATS = 24_000
+BATCH = 512
+ROUNDS = 3
+STARTED = 4 * BATCH  # what the start of the process takes is not measured
+
+
+def measure() -> list[Line]:
+    """Wall-clock throughput against the budget; CPU for what the overhead is."""
+    with tempfile.TemporaryDirectory() as name, kafka_node(folder := Path(name)) as address:
+        chats = list(_chats(CHATS))
+        file = folder / "chats.jsonl"
+        _write(file, chats)
+        texts = _rendered(chats)
+        rounds = [(_raw(texts), _ingest(address, file, CHATS)) for _ in range(ROUNDS)]
+    raw = [one for one, _ in rounds]
+    ours = [one for _, one in rounds]
+    wall = statistics.median(ours[n][0] / raw[n][0] for n in range(ROUNDS))
+    cpu = statistics.median(raw[n][1] / ours[n][1] for n in range(ROUNDS))
+    rate, cost = statistics.median(one[0] for one in ours), statistics.median(one[1] for one in ours)
+    return [
+        Line(
+            name="ingest, tokenised to acknowledged", value=rate, unit="prompts/s", reference=rate / wall,
+            reference_name="encode_batch_fast", at_least=0.8, bounds="ratio",
+        ),
+        Line(
+            name="ingest, tokens", value=rate * _tokens(texts), unit="tokens/s", reference=rate / wall * _tokens(texts),
+            reference_name="encode_batch_fast",
+        ),
+        Line(
+            name="ingest, CPU of a prompt", value=cost * 1e6, unit="µs", reference=cost * cpu * 1e6,
+            reference_name="encode_batch_fast",
+        ),
+    ]  # fmt: skip
+
+
+def measure_long() -> list[Line]:
+    """Memory while a file much larger than it is read."""
+    size = int(float(os.environ.get("BENCH_GB", "10")) * 1e9)
+    with tempfile.TemporaryDirectory() as name, kafka_node(folder := Path(name)) as address:
+        file = folder / "chats.jsonl"
+        with file.open("wb") as out:
+            for number, chat in enumerate(_chats(1 << 40)):
+                out.write(msgspec.json.encode(chat) + b"\n")
+                if number % 1000 == 0 and out.tell() >= size:
+                    break
+        sizes = _memory(address, file, number + 1)
+    early, late = statistics.median(sizes[: len(sizes) // 4]), max(sizes[len(sizes) // 4 :])
+    return [
+        Line(
+            name=f"ingest, memory over a file of {size / 1e9:g} GB, {number + 1:,} prompts", value=late / 2**20,
+            unit="MiB at most", reference=early / 2**20, reference_name="in its first quarter", at_most=1.15,
+            bounds="ratio",
+        )
+    ]  # fmt: skip
+
+
+def _chats(count: int) -> Iterator[dict[str, object]]:
+    pieces = qwen3.decode(qwen3.pieces(qwen3.python_text(), sum(TURNS) // 3))
+    for number in range(count):
+        said = [pieces[(3 * number + turn) % len(pieces)] for turn in range(3)]
+        roles = ("user", "assistant", "user")
+        yield {
+            "id": f"{number}",
+            "messages": [
+                {"role": role, "content": f"{number}: {text}"} for role, text in zip(roles, said, strict=True)
+            ],
+        }
+
+
+def _write(file: Path, chats: list[dict[str, object]]) -> None:
+    with file.open("wb") as out:
+        out.writelines(msgspec.json.encode(chat) + b"\n" for chat in chats)
+
+
+def _rendered(chats: list[dict[str, object]]) -> list[str]:
+    tokenizer = ChatTokenizer(qwen3.directory())
+    return [tokenizer.render(chat["messages"], None, {}) for chat in chats]  # type: ignore[arg-type]
+
+
+def _tokens(texts: list[str]) -> float:
+    some = texts[:BATCH]
+    return sum(map(len, qwen3._tokenizer().encode_batch_fast(some, add_special_tokens=False))) / len(some)
+
+
+def _raw(texts: list[str]) -> tuple[float, float]:
+    """(texts/s, CPU seconds of one) of the tokenizer alone, its ids taken out."""
+    tokenizer = qwen3._tokenizer()
+    began, cpu = time.perf_counter(), time.process_time()
+    for start in range(0, len(texts), BATCH):
+        for encoding in tokenizer.encode_batch_fast(texts[start : start + BATCH], add_special_tokens=False):
+            _ = encoding.ids
+    return len(texts) / (time.perf_counter() - began), (time.process_time() - cpu) / len(texts)
+
+
+def _ingest(address: str, file: Path, count: int) -> tuple[float, float]:
+    """(prompts/s, CPU seconds of one) of the service, from its first transactions to its last."""
+    with _running(address, file) as (process, port):
+        wait_for(lambda: _published(port) >= STARTED, 120)
+        first, began, cpu = _published(port), time.perf_counter(), cpu_seconds(process.pid)
+        wait_for(lambda: _published(port) >= count, 600)
+        last, ended, spent = _published(port), time.perf_counter(), cpu_seconds(process.pid)
+    return (last - first) / (ended - began), (spent - cpu) / (last - first)
+
+
+def _memory(address: str, file: Path, count: int) -> list[int]:
+    """Resident bytes of the service while it reads, the start left out."""
+    sizes = []
+    with _running(address, file) as (process, port):
+        wait_for(lambda: _published(port) >= STARTED, 120)
+        while _published(port) < count:
+            sizes.append(resident_bytes(process.pid))
+            time.sleep(0.5)
+    return sizes
+
+
+@contextmanager
+def _running(address: str, file: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    kafka = Kafka(KafkaSettings(bootstrap=[address], prefix=f"bench-{time.time_ns()}"))
+    asyncio.run(create_topics(kafka))
+    (port,) = free_ports(1)
+    sources = file.with_name("sources.yaml")
+    sources.write_text(f"sources: [{{name: chats, files: [{file}], max_new_tokens: 1024}}]")
+    environ = os.environ | {
+        "TOKENHAUL_KAFKA_BOOTSTRAP": address,
+        "TOKENHAUL_KAFKA_PREFIX": kafka.settings.prefix,
+        "TOKENHAUL_METRICS_PORT": str(port),
+        "TOKENHAUL_INGEST_SOURCES_FILE": str(sources),
+        "TOKENHAUL_INGEST_TOKENIZER": str(qwen3.directory()),
+        "TOKENHAUL_INGEST_BATCH_RECORDS": str(BATCH),
+        "TOKENHAUL_INGEST_BACKLOG": "0",
+    }
+    log = file.with_name("ingest.log").open("ab")
+    process = subprocess.Popen([*TOKENHAUL, "ingest"], env=environ, stdout=log, stderr=log)
+    try:
+        yield process, port
+    finally:
+        process.terminate()
+        process.wait(60)
+        log.close()
+
+
+def _published(port: int) -> float:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return 0
+    families = text_string_to_metric_families(text)
+    return sum(
+        sample.value for family in families for sample in family.samples
+        if sample.name == "tokenhaul_ingest_published_total"
+    )  # fmt: skip
