@@ -42,6 +42,7 @@ class IngestMetrics(StageMetrics):
             "tokenhaul_ingest_source_stopped", "1: nothing more is read of the source; the log says why.", "source"
         )
         self._backlog = self.gauge("tokenhaul_ingest_backlog", "Prompts that wait for the generators, about.")
+        self.paused = self.gauge("tokenhaul_ingest_paused", "1 while reading waits, because that many prompts do.")
         self.reload_refused = self.gauge(
             "tokenhaul_ingest_reload_refused", "1: the sources file was edited into something that is not taken."
         )

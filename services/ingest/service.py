@@ -120,6 +120,7 @@ class Ingest:
                 if not making and (declared := self._upkeep.take()):
                     reader, look_at = self._switch(context, reader, ledger, declared), -math.inf
                 ended, full = now() < look_at, self._backlog.full
+                self.metrics.paused.set(full)
                 while making.room and not (ended or full or self._upkeep.waits):
                     if batch := await asyncio.to_thread(reader.next):
                         making.start(self._now.make, batch)

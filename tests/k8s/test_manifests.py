@@ -42,11 +42,11 @@ def variant(folder: Path, *components: str) -> list[Manifest]:
     return build(folder)
 
 
-@pytest.fixture(params=["dev", "prod", "prod with a router and the tokenizer on a claim"])
+@pytest.fixture(params=["dev", "prod", "prod with all the rest"])
 def manifests(request: pytest.FixtureRequest, tmp_path: Path) -> list[Manifest]:
     if request.param in ("dev", "prod"):
         return overlay(request.param)
-    return variant(tmp_path, "sglang-router", "tokenizer-pvc")
+    return variant(tmp_path, "sglang-router", "tokenizer-pvc", "push-api")
 
 
 def test_every_object_is_valid(manifests: list[Manifest]) -> None:
@@ -106,7 +106,11 @@ def test_the_services_accept_their_settings(
     environ = environment(manifests, pod["containers"][0])
     refuse_unknown(environ, SETTINGS)
     process, kafka = load(ProcessSettings, environ), load(KafkaSettings, environ)
-    load(SERVICES[service], environ)
+    settings = load(SERVICES[service], environ)
+    if isinstance(settings, IngestSettings):
+        ports = {port["containerPort"] for port in pod["containers"][0]["ports"]}
+        assert ports == {9464, settings.http_port or 9464}
+        assert bool(settings.http_token) == bool(settings.http_port), "open to others without a token"
     assert (process.metrics_host, process.metrics_port) == ("0.0.0.0", 9464)
     assert process.drain_seconds + 30 <= pod["terminationGracePeriodSeconds"], "killed before it has drained"
     assert bool(kafka.instance) == (workload["kind"] == "StatefulSet"), "static members need names that come back"
@@ -197,3 +201,11 @@ def test_pod_monitors_find_pods_and_ports() -> None:
 def test_a_router_retries_nothing(tmp_path: Path) -> None:
     router = one(variant(tmp_path, "sglang-router"), "Deployment", "sglang-router")
     assert "--disable-retries" in router["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def test_every_component_is_part_of_some_overlay_that_is_checked() -> None:
+    checked = {"sglang-router", "tokenizer-pvc", "push-api"}
+    for name in ("dev", "prod"):
+        listed = yaml.safe_load((K8S / "overlays" / name / "kustomization.yaml").read_text())["components"]
+        checked |= {Path(component).name for component in listed}
+    assert checked == {folder.name for folder in (K8S / "components").iterdir()}
