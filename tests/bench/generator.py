@@ -38,7 +38,7 @@ _IN_USE, _WAITING = 0.95, 0.25
 
 
 def main() -> None:
-    """All of it: more sizes of engines, and capacity that changes."""
+    """All of it: more sizes of engines, and capacity that changes. Exit status 1 when a line falls short."""
     with tempfile.TemporaryDirectory() as name, kafka_node(folder := Path(name)) as address:
         lines = instant(address, folder)
         for places in (64, 256):
@@ -49,6 +49,7 @@ def main() -> None:
             lines += changing(address, folder, window)
     show(lines, "generator")
     write(lines, machine(), Path("out/bench-generator.json"))
+    sys.exit(any(line.passed is False for line in lines))
 
 
 def measure() -> list[Line]:

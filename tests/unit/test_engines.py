@@ -16,13 +16,14 @@ import pytest
 
 from schemas.control import Probe, Probes
 from services.generator import engine as engine_module
+from services.generator import status
 from services.generator import watch as watch_module
 from services.generator.engine import Engine
 from services.generator.engines import Engines
 from services.generator.metrics import GeneratorMetrics
 from services.generator.settings import GeneratorSettings
 from services.generator.watch import Watch
-from services.generator.window import Window
+from services.generator.window import Load, Window
 from services.kernel.errors import Stopped
 from tests.support.http import Answering
 from tests.support.stream import eventually
@@ -153,6 +154,33 @@ async def test_the_verdict_on_a_lost_connection_is_one_for_all(monkeypatch: pyte
     now += engine_module.DYING_SECONDS
     suspected.probed(well=True)
     assert not await again
+
+
+def test_a_deadline_follows_the_speed_that_was_seen() -> None:
+    engine = Engine(A, Window(1, 1))
+    assert engine.deadline(1000, 600.0, 0.5) == 600 + 500
+    engine.finished(100, 1.0)
+    assert engine.deadline(1000, 600.0, 0.5) == pytest.approx(600 + 1000 * 4 / 100), "a quarter of the usual speed"
+    engine.finished(1, 10.0)
+    assert engine.deadline(1000, 600.0, 0.5) > 600 + 40, "a slower one gives more time"
+    slow = Engine(A, Window(1, 1))
+    slow.finished(1, 10.0)
+    assert slow.deadline(1000, 600.0, 0.5) == 600 + 500, "but never more than the setting"
+
+
+async def test_load_is_of_all_ranks() -> None:
+    ranks = [
+        {"num_running_reqs": 3, "num_waiting_reqs": 1, "token_usage": 0.25, "queues": {"retracted": 2}},
+        {"num_running_reqs": 4, "num_waiting_reqs": 0, "token_usage": 0.75, "queues": {"retracted": 1}},
+    ]
+    answers = {"/v1/loads": httpx.Response(200, json={"loads": ranks})}
+    engine = Answering(lambda request: answers.get(request.url.path, httpx.Response(404)))
+    assert await status.load(engine, A) == Load(running=7, waiting=1, usage=0.75, retracted=3)
+    answers.clear()
+    assert await status.load(engine, A) is None, "a router has no such route"
+    answers["/v1/loads"] = httpx.Response(200, json={"detail": "?"})
+    with pytest.raises(ValueError, match="/v1/loads answered 200"):
+        await status.load(engine, A)
 
 
 @asynccontextmanager
