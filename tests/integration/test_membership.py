@@ -47,7 +47,7 @@ def repeated(engine: FakeEngine) -> int:
 
 async def test_a_storm_of_joins_and_leaves(kafka: Kafka, engine: FakeEngine) -> None:
     await create_topics(kafka)
-    prompts = [make_prompt(number) for number in range(1500)]
+    prompts = [make_prompt(number) for number in range(800)]
     await publish(kafka, prompts, batch=50)
     rounds, broken = 4, 0
     async with running(one_generator(kafka, engine)):
