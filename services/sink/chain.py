@@ -17,7 +17,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,11 +27,13 @@ from services.kernel.errors import Fatal
 from services.kernel.seen import Ids, pack
 from services.kernel.store import Store
 from services.sink import parquet
+from services.sink.ahead import ahead
 from services.sink.buffer import Buffer, Seen
 from services.sink.parquet import DamagedShard, Footer
 
 DATASET_FILE = "_dataset.json"
 _BATCH_IDS = 1 << 20
+_READERS = 16  # on an object store a shard is three requests, each of which waits tens of milliseconds
 SHARD = re.compile(r"(\d{20})\.parquet")
 
 
@@ -94,6 +96,16 @@ def find(store: Store) -> tuple[str, Dataset]:
         return here[0], read_dataset(file, store.name(key))
 
 
+class _Link(NamedTuple):
+    """A shard, read."""
+
+    name: str
+    footer: Footer
+    rows: Ids
+    failures: Ids
+    last_id: bytes | None
+
+
 class Chain:
     """A partition's shards as far as this writer knows them. All calls block; threads take turns."""
 
@@ -111,17 +123,18 @@ class Chain:
         """Read the shards from the tail on: the whole chain at first, later what others added. Raises Fatal for a chain
         that is not whole and Retry when the store does not answer."""
         with self._lock:
-            read: list[Ids] = []  # many shards' ids together: the index is filled faster by few large batches
+            new = [start for start in starts(self._store.list(self._folder)) if start >= self.tail]
+            rows: list[Ids] = []  # of many shards together: the index is filled faster by few large batches
             try:
-                for start in starts(self._store.list(self._folder)):
-                    if start >= self.tail:
-                        read.append(self._read(start))
-                        if sum(map(len, read)) > _BATCH_IDS:
-                            self.seen.rows.add(np.concatenate(read))
-                            read.clear()
+                for link in ahead(self._read, new, _READERS):
+                    self._append(link)
+                    rows.append(link.rows)
+                    if sum(map(len, rows)) > _BATCH_IDS:
+                        self.seen.rows.add(np.concatenate(rows))
+                        rows.clear()
             finally:  # the tail has moved beyond them
-                if read:
-                    self.seen.rows.add(np.concatenate(read))
+                if rows:
+                    self.seen.rows.add(np.concatenate(rows))
 
     def commit(self, buffer: Buffer) -> int | None:
         """Make `buffer`, which begins at the tail, the next shard; return its bytes. None: another writer was first.
@@ -139,12 +152,10 @@ class Chain:
     def _advance(self, end: int, last_id: bytes | None) -> None:
         self.tail, self.last_id = end, last_id
 
-    def _read(self, start: int) -> Ids:
-        """Move the tail over the shard that begins there; the ids of its rows, which are yet to be added."""
+    def _read(self, start: int) -> _Link:
+        """The shard that begins there. Changes nothing: several are read at once."""
         key = f"{self._folder}/{shard_name(start)}"
         name = self._store.name(key)
-        if start != self.tail:
-            raise Fatal(f"{name} begins at {start}, but the shards before it end at {self.tail}")
         with self._store.open(key) as file:
             shard, footer = parquet.open_shard(file, name)
             self._check(footer, start, name)
@@ -154,10 +165,15 @@ class Chain:
                 last_id = bytes.fromhex(footer.last_id) if footer.last_id else None
         if len(rows) != footer.rows:
             raise DamagedShard(f"{name} has {len(rows)} rows, its footer says {footer.rows}")
-        self.seen.failures.add(failures)
-        self._advance(footer.end, last_id)
-        self.outcomes = self.outcomes + Counter(footer.sources)
-        return rows
+        return _Link(name, footer, rows, failures, last_id)
+
+    def _append(self, link: _Link) -> None:
+        """Move the tail over a shard; the ids of its rows are yet to be added."""
+        if link.footer.start != self.tail:
+            raise Fatal(f"{link.name} begins at {link.footer.start}, but the shards before it end at {self.tail}")
+        self.seen.failures.add(link.failures)
+        self._advance(link.footer.end, link.last_id)
+        self.outcomes = self.outcomes + Counter(link.footer.sources)
 
     def _check(self, footer: Footer, start: int, name: str) -> None:
         expected = {

@@ -10,11 +10,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
+import obstore
+from obstore.store import S3Store
+
 Fault = Literal[
     "500", "503", "429", "409", "403", "reset", "hangs", "error in a 200", "taken, not kept",
-    "500 after", "reset after", "hangs after",
+    "500 after", "reset after", "hangs after", "overwrites",
 ]  # fmt: skip
-"""A status, or what happens to the connection; `after`: the server has done what it was asked to."""
+"""A status, or what happens to the connection; `after`: the server has done what it was asked to. `overwrites`: it does
+not care whether the object exists."""
 
 _ERROR = b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>%s</Code><Message>Please try again.</Message></Error>'
 _CODES = {429: b"SlowDown", 409: b"ConditionalRequestConflict", 403: b"AccessDenied", 200: b"InternalError"}
@@ -52,6 +56,12 @@ class FaultyS3:
             self._times -= 1
             self.met += 1
             return self._fault
+
+    def overwrite(self, path: str, body: bytes) -> str:
+        """Put the object, whatever is there; its ETag. The proxy has the server's key, for requests are signed."""
+        bucket, key = path.lstrip("/").split("/", 1)
+        server = S3Store(bucket, endpoint=f"http://127.0.0.1:{self._server_port}", client_options={"allow_http": True})
+        return str(obstore.put(server, key, body)["e_tag"])
 
     def forward(
         self, method: str, path: str, headers: dict[str, str], body: bytes
@@ -92,7 +102,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault.endswith(" after"):
             proxy.forward(self.command, self.path, dict(self.headers), body)
-        self._fail(fault.removesuffix(" after"))
+        if fault == "overwrites":
+            self._answer(200, {"ETag": proxy.overwrite(self.path, body)}, b"")
+        else:
+            self._fail(fault.removesuffix(" after"))
 
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_request
 

@@ -9,15 +9,17 @@ from typing import get_args
 
 import pytest
 
-from services.kernel import objects
+from services.kernel import lifecycle, objects
 from services.kernel.errors import Fatal, Retry
 from services.kernel.objects import open_store
 from services.kernel.store import Store, prove
+from services.local.kafka import free_ports
+from services.sink.service import make
 from tests.support.faulty_s3 import Fault, FaultyS3, faulty_s3
 from tests.support.s3 import BUCKET, S3Server
 
 FOR_EVER = 1000
-CHANGING = [fault for fault in get_args(Fault) if fault != "403"]
+CHANGING = [fault for fault in get_args(Fault) if fault not in ("403", "overwrites")]
 
 
 @pytest.fixture
@@ -114,6 +116,35 @@ def test_parts_of_an_object_are_read(s3: S3Server) -> None:
 def test_who_may_only_create_can_prove_it(proxy: FaultyS3, s3: S3Server) -> None:
     proxy.fail("403", FOR_EVER, "DELETE")
     prove(open_store(s3.fresh_root()))
+
+
+def test_a_server_that_overwrites_is_found_out_at_the_start(
+    proxy: FaultyS3, s3: S3Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy.fail("overwrites", FOR_EVER)
+    assert start_sink(root := s3.fresh_root()) == 2
+    assert f"TOKENHAUL_SINK_ROOT='{root}' is not usable" in (printed := capsys.readouterr().err)
+    assert "it lets the same file be created twice" in printed
+
+
+@pytest.mark.parametrize(("root", "why"), [("s3://bucket/x", "error sending request"), ("ftp://x", "is neither a dir")])
+def test_a_root_that_cannot_be_reached_is_a_wrong_setting(
+    root: str, why: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert start_sink(root) == 2
+    assert f"TOKENHAUL_SINK_ROOT='{root}' is not usable" in (printed := capsys.readouterr().err)
+    assert why in printed
+
+
+def start_sink(root: str) -> int:
+    """Its exit status."""
+    environ = {
+        "TOKENHAUL_KAFKA_BOOTSTRAP": "127.0.0.1:1",
+        "TOKENHAUL_SINK_ROOT": root,
+        "TOKENHAUL_METRICS_PORT": str(free_ports(1)[0]),
+    }
+    return lifecycle.run(make, environ, until_idle=False)
 
 
 @pytest.mark.parametrize("root", ["s3://", "s3:///x", "ftp://host/x", "s3://key:secret@bucket/x", "s3://bucket/x?y=1"])
