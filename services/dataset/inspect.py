@@ -33,6 +33,7 @@ _NAMES = ("id", "request_id", "prompt_id", "conversation_id")
 _STYLES = {"prompt": "cyan", "reasoning": "yellow", "output": "green", "stop": "bold white on red"}
 _CONTROL = "reverse"
 _ID_STYLE = "dim"
+_SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")  # without colours, too, no id is taken for text
 _MOST = 20
 _SHOWN = (
     "id", "source", "source_ref", "conversation_id", "turn", "sample_index", "revision", "finish_reason",
@@ -155,6 +156,8 @@ def absent(view: View, id: str) -> str:
 def show(console: Console, row: dict[str, Any], tokens: Tokens, most: int) -> None:
     """One row: its columns, then its tokens."""
     table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # nothing is cut off
     for name in _SHOWN:
         if row[name] is not None:
             value = f"{row[name]:.3f}" if isinstance(row[name], float) else str(row[name])
@@ -178,7 +181,7 @@ def coloured(row: dict[str, Any], tokens: Tokens, most: int) -> Text:
         style = _STYLES[part(row, index)]
         shown = tokens.text(id)
         text.append(shown.text, style=f"{style} {_CONTROL}" if shown.control else style)
-        text.append(f"{id} ", style=_ID_STYLE)
+        text.append(f"{str(id).translate(_SUBSCRIPT)} ", style=_ID_STYLE)
         if shown.text.endswith("⏎"):
             text.append("\n")
     return text

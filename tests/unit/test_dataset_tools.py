@@ -193,10 +193,12 @@ def test_inspect_shows_every_token_with_its_id(tmp_path: Path, capsys: pytest.Ca
     for id in (row.record_id.hex(), row.prompt.conversation_id):
         assert main(["inspect", id, *place_and]) == 0
         shown = capsys.readouterr().out
-        assert "<|im_start|>1 " in shown, "control tokens are shown, each with its id"
-        assert "⏎198" in shown, "so is what is invisible"
-        assert "<|im_end|>2 \n" in shown, "and the stop token the output ends with"
+        assert "<|im_start|>₁ " in shown, "control tokens are shown, each with its id"
+        assert "⏎₁₉₈" in shown, "so is what is invisible"
+        assert "<|im_end|>₂ \n" in shown, "and the stop token the output ends with"
         assert "test.jsonl" in shown
+        assert row.prompt.sampling["max_new_tokens"] == 64
+        assert '"max_new_tokens":64' in shown.replace("\n", "").replace(" ", "")
     assert main(["inspect", make_failure(1).id.hex(), *place_and]) == 1
     assert "ended as a failure: nan" in capsys.readouterr().out
     assert main(["inspect", "f" * 32, *place_and]) == 1
