@@ -45,3 +45,16 @@ def test_old_bytes_still_decode(message: type[msgspec.Struct]) -> None:
     data = (ROOT / "schemas" / "golden" / f"{tag}.bin").read_bytes()
     expected = (ROOT / "schemas" / "golden" / f"{tag}.json").read_bytes()
     assert msgspec.json.format(msgspec.json.encode(Decoder(message).decode(data))) == expected.strip()
+
+
+def test_the_tests_that_the_guarantees_name_are_there() -> None:
+    named = set(re.findall(r"`(tests/[\w/.]+)`", (ROOT / "docs" / "guarantees.md").read_text()))
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]), ids=lambda path: path.name
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[\w-]*)?\)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
