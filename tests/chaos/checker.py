@@ -162,7 +162,7 @@ def _concerns_generators(event: Event) -> bool:
 
 def _bound(evidence: Evidence, prompts: int) -> int:
     """Generations that can be explained: each prompt once, and again what was lost at each disturbance."""
-    starts = sorted(generation.started for generation in evidence.generations)
+    starts = sorted(generation.started for generation in evidence.generations if generation.ended is not None)
     ends = sorted(generation.ended for generation in evidence.generations if generation.ended is not None)
     never = sum(generation.ended is None for generation in evidence.generations)
     committed = sorted(commit.at for commit in evidence.commits)
@@ -173,5 +173,5 @@ def _bound(evidence: Evidence, prompts: int) -> int:
         index = bisect_left(committed, event.at)
         last = committed[index - 1] if index else 0.0
         since = min(last, event.at - COMMIT_SECONDS) - SLACK_SECONDS
-        total += max(0, in_flight) + bisect_right(ends, event.at) - bisect_right(ends, since)
+        total += in_flight + bisect_right(ends, event.at) - bisect_right(ends, since)
     return total
