@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaTimeoutError, ProducerFenced
 
-from schemas.control import Control, Dataset, Idle, SourceTotals
+from schemas.control import PROBES_KEY, Control, Dataset, Idle, Probes, SourceTotals
 from schemas.dead import DeadLetter
 from schemas.prompts import Prompt, SourceRef
 from services.ingest import sources
@@ -184,3 +184,15 @@ async def test_a_source_that_was_empty_is_tried_with_its_first_records(
     with pytest.raises(Fatal, match=r"s\.jsonl, line 1: encoding the rendered text gives other ids"):
         await run(environ, kafka)
     assert rows(kafka) == []
+
+
+async def test_generators_are_told_what_an_engines_tokenizer_must_make(environ: dict[str, str], tmp_path: Path) -> None:
+    write(tmp_path, chat("Hi"))
+    kafka = FakeKafka()
+    await run(environ, kafka)
+    (told,) = [record for record in kafka.topic("control") if record.key == PROBES_KEY]
+    message = Decoder[Control](Control).decode(told.value)  # type: ignore[arg-type]
+    assert isinstance(message, Probes)
+    assert len(message.probes) == 8
+    (prompt,) = [Decoder(Prompt).decode(record.value) for record in kafka.topic("prompts")]
+    assert message.tokenizer_fingerprint == prompt.tokenizer_fingerprint
