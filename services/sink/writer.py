@@ -189,6 +189,8 @@ class Writer:
         chain = state.chain if state else Chain(self._store, self._dataset, partition, self._id)
         async with self._loading:
             await asyncio.to_thread(chain.refresh)
+        if state is None:
+            await self._look_for_lost_shards(partition, chain.tail)
         log_start, log_end = (await self._log_ranges([partition]))[partition]
         kept = state is not None and state.buffer.start == chain.tail
         buffer = state.buffer if state and kept else Buffer(chain.tail, chain.last_id)
@@ -209,6 +211,19 @@ class Writer:
             log.error(message, extra=self._place("gap", partition, buffer))
             buffer.skip(log_start, time.monotonic())
         return Partition(chain, buffer, log_start)
+
+    async def _look_for_lost_shards(self, partition: int, tail: int) -> None:
+        """Kafka is told of no offset that no shard has reached. Going on is safe, but somebody should know."""
+        try:
+            hint = await self._consumer.committed(TopicPartition(self._topic, partition))
+        except KafkaError as error:
+            raise Retry("kafka", f"{self._topic}: {error!r}") from error
+        if hint is not None and hint > tail:
+            log.error(
+                "%s/%d was in shards up to offset %d, the chain ends at %d: was TOKENHAUL_SINK_ROOT changed, or were "
+                "shards deleted? What the topic still has is written again",
+                self._topic, partition, hint, tail, extra={"action": "load"},
+            )  # fmt: skip
 
     async def _log_ranges(self, partitions: list[int]) -> dict[int, tuple[int, int]]:
         """Where the topic's partitions begin and end. Raises Retry. Each request waits behind a fetch."""

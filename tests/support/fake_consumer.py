@@ -19,7 +19,7 @@ class FakeConsumer:
     def __init__(self) -> None:
         self.log: dict[int, list[ConsumerRecord]] = {}
         self.begins: dict[int, int] = {}
-        self.committed: dict[int, int] = {}
+        self.commits: dict[int, int] = {}
         self.positions: dict[int, int] = {}
         self._listener: Any = None
 
@@ -71,5 +71,8 @@ class FakeConsumer:
     async def end_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return {tp: len(self.log.get(tp.partition, [])) for tp in tps}
 
+    async def committed(self, tp: TopicPartition) -> int | None:
+        return self.commits.get(tp.partition)
+
     async def commit(self, offsets: Mapping[TopicPartition, Any]) -> None:
-        self.committed.update({tp.partition: value.offset for tp, value in offsets.items()})
+        self.commits.update({tp.partition: value.offset for tp, value in offsets.items()})

@@ -26,7 +26,7 @@ async def test_a_full_shard_is_committed_and_kafka_told(tmp_path: Path) -> None:
     await bench.assign(0, 1)
     await bench.read()
     assert bench.shards() == [(0, 5), (5, 5)]
-    assert bench.consumer.committed == {0: 10, 1: 0}
+    assert bench.consumer.commits == {0: 10, 1: 0}
     assert bench.metric("sink_rows_total", source="test") == 10
     assert bench.metric("sink_tokens_total", kind="prompt", source="test") == 40
     assert bench.metric("sink_tokens_total", kind="output", source="test") == 30
@@ -198,7 +198,7 @@ async def test_a_partition_is_committed_before_it_goes(tmp_path: Path) -> None:
     await bench.read()
     await bench.assign(1)
     assert bench.shards() == [(0, len(ROWS))]
-    assert bench.consumer.committed[0] == len(ROWS)
+    assert bench.consumer.commits[0] == len(ROWS)
     bench.writer.report()
     assert bench.metric("sink_chain_tail_offset", partition="0") is None
 
@@ -350,3 +350,20 @@ async def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: p
     assert bench.shards() == [(0, len(ROWS))]
     assert bench.metric("sink_record_age_seconds_sum") == 0
     assert verify(tmp_path).ok
+
+
+async def test_shards_that_were_there_once_are_missed_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(tmp_path / "one")
+    bench.consumer.append(0, *ROWS)
+    await bench.assign(0)
+    await bench.finish()
+    again = Bench(tmp_path / "one", bench.consumer)
+    await again.assign(0)
+    assert "the chain ends at" not in caplog.text  # the same root: nothing is missing
+    elsewhere = Bench(tmp_path / "two", bench.consumer)
+    await elsewhere.assign(0)
+    assert (
+        f"{TOPIC}/0 was in shards up to offset 12, the chain ends at 0: was TOKENHAUL_SINK_ROOT changed" in caplog.text
+    )
+    await elsewhere.finish()
+    assert elsewhere.shards() == [(0, len(ROWS))]
