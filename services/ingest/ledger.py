@@ -156,7 +156,10 @@ class Ledger:
         key = replay_key(done.command)
         await self._commit(
             [
-                *(_Message(self._kafka.topics.prompts, ready.value, Prompt, id=ready.id) for ready in prompts),
+                *(
+                    _Message(self._kafka.topics.prompts, ready.value, Prompt, id=ready.id, replay=key)
+                    for ready in prompts
+                ),
                 _Message(self._kafka.topics.control, self._encoder.encode(done), Replay, key=key),
             ]
         )
@@ -207,6 +210,8 @@ class Ledger:
         if message.id is not None:
             headers.append(("id", message.id))
             partition = ids.partition(message.id, self._partitions)
+        if message.replay is not None:  # it stands on the topic already, as it should: audits must know
+            headers.append(("replay", message.replay))
         sent: asyncio.Future[Any] = await self._producer.send(
             message.topic, message.value, message.key, partition, headers=headers
         )
@@ -224,3 +229,4 @@ class _Message(NamedTuple):
     type: type[msgspec.Struct]
     key: bytes | None = None
     id: bytes | None = None
+    replay: bytes | None = None

@@ -30,8 +30,8 @@ _SHOWN = 20
 class Accounts(msgspec.Struct, kw_only=True):
     """What became of the prompts that were committed to their topic. Each is in one of `rows`, `failures`, `landing`
     (its outcome is on the topic and in no shard yet), `waiting` (for a generator) and `missing`. `twice` are prompts
-    that stand on the topic more than once (they count once), `unasked` outcomes that no prompt asked for. Ids (hex) of
-    up to twenty are named."""
+    that stand on the topic more than once (they count once) without having been `replayed` by command, `unasked`
+    outcomes that no prompt asked for. Ids (hex) of up to twenty are named."""
 
     prompts: int = 0
     rows: int = 0
@@ -40,6 +40,7 @@ class Accounts(msgspec.Struct, kw_only=True):
     waiting: int = 0
     missing: int = 0
     twice: int = 0
+    replayed: int = 0
     unasked: int = 0
     missing_ids: list[str] = []
     twice_ids: list[str] = []
@@ -105,6 +106,9 @@ class Auditor:
             found = zip(*(index.contains(packed).tolist() for index in (rows, failed, landing)), strict=True)
             for record, name, new, (a_row, a_failure, lands) in zip(records, names, first.tolist(), found, strict=True):
                 if not new:
+                    if "replay" in dict(record.headers):  # asked again by command, under its own id
+                        accounts.replayed += 1
+                        continue
                     accounts.twice += 1
                     _show(accounts.twice_ids, name)
                     continue

@@ -123,9 +123,11 @@ async def test_what_failed_is_asked_again_once_and_its_rows_supersede_the_failur
         return bool(status["rows"] == COUNT - 1 and status["waiting_outcomes"] == 0)
 
     await eventually(all_committed, 120)
-    report = await asyncio.to_thread(verify, tmp_path / "out", LOCAL_TOKENIZER)
+    report = await asyncio.to_thread(verify, tmp_path / "out", LOCAL_TOKENIZER, kafka=kafka)
     assert report.ok, report.text()
     assert (report.rows, report.failures, report.superseded) == (COUNT - 1, {"engine_rejected": 1}, COUNT - 1)
+    assert report.accounts
+    assert (report.accounts.rows, report.accounts.failures, report.accounts.replayed) == (COUNT - 1, 1, COUNT)
     assert set(Counter(tuple(started.input_ids) for started in engine.started).values()) == {2}, "asked again once each"
 
 
