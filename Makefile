@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help install install-test demo test test-sglang test-tokenizers test-trainers bench bench-long bench-ingest bench-growth bench-generator bench-sink chaos chaos-short audit check k8s-check format docs clean
+.PHONY: help install install-test demo test test-sglang test-tokenizers test-trainers bench bench-long bench-ingest bench-growth bench-generator bench-sink chaos chaos-short chaos-load audit check k8s-check format docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -69,6 +69,9 @@ chaos: install-test ## faults of a Kafka of three nodes one by one, then 200 of 
 
 chaos-short: install-test ## faults of all kinds for 2 minutes, judged [SEED=n]
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.chaos.run $(if $(SEED),--seed $(SEED)) --minutes 2
+
+chaos-load: install-test ## a million prompts through three services, then a burst; memory of each (an idle machine) [LOAD=...]
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.chaos.load $(LOAD)
 
 audit: ## known weaknesses of what constraints.txt pins (asks PyPI's advisories)
 	$(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet --disable-pip-version-check pip-audit

@@ -1,0 +1,180 @@
+"""`make chaos-load`: many prompts through three service processes, then a burst on the topic; memory stays flat.
+
+    python -m tests.chaos.load --prompts 1000000 --burst 200000 [--keep FOLDER]
+
+Real Kafka (one node), fake engines that answer at once. Prints what each service held in memory at each tenth of the
+way. Exit status 0: every prompt is one row, and no service grew by more than its index of ids is allowed to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from schemas import ids
+from services.kernel.codec import Encoder, schema_of
+from services.kernel.kafka import Kafka, KafkaSettings
+from services.local.kafka import free_ports
+from services.local.processes import Child, end
+from services.local.run import LOCAL_TOKENIZER
+from services.sink.verify import verify
+from tests.support.cluster import Cluster
+from tests.support.processes import TOKENHAUL
+from tests.support.stream import make_prompt
+
+SERVICES = ("ingest", "generate", "sink")
+PARTITIONS = 6
+MODEL = "fake"
+_ENGINES = 2
+_ID_BYTES = 24  # of an index of seen ids, per record (design.md)
+_GROWTH = 1.25  # of what else a service holds, over the second half: allocators are no straight line
+_LEAST_SAMPLES = 200  # a shorter run is all warming up
+_MIB = 1024 * 1024
+
+
+def main() -> int:
+    """Run it; the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=1_000_000, help="lines for ingest (default %(default)s)")
+    parser.add_argument("--burst", type=int, default=200_000, help="records put on the topic at once (%(default)s)")
+    parser.add_argument("--keep", type=Path, default=None, help="folder that is kept")
+    arguments = parser.parse_args()
+    folder = arguments.keep or Path(tempfile.mkdtemp(prefix="tokenhaul-load-"))
+    problems = Load(folder).run(arguments.prompts, arguments.burst)
+    print(*problems, sep="\n")
+    if not problems and arguments.keep is None:
+        shutil.rmtree(folder)
+    return 1 if problems else 0
+
+
+class Load:
+    """One run in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._root = folder, folder / "out"
+        self._environ: dict[str, str] = {}
+
+    def run(self, prompts: int, burst: int) -> list[str]:
+        """What was wrong."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "prompts.jsonl").open("w") as file:
+            for number in range(prompts):
+                file.write(json.dumps({"prompt": f"Say {number} in other words."}) + "\n")
+        (self._folder / "sources.yaml").write_text("sources: [{name: s, files: [prompts.jsonl], max_new_tokens: 64}]")
+        with Cluster(self._folder / "kafka", nodes=1) as cluster, self._engines() as engines:
+            kafka = Kafka(KafkaSettings(bootstrap=cluster.bootstrap, prefix="load"))
+            self._environ = os.environ | self._settings(kafka, engines)
+            create = ("topics", "create", "--dataset", "load", "--model", MODEL, "--partitions", str(PARTITIONS))
+            subprocess.run([*TOKENHAUL, *create, "--replication", "1", "--min-isr", "1"], env=self._environ, check=True)
+            problems = self._haul("from files", SERVICES, prompts, prompts)
+            if burst:
+                rate = asyncio.run(_burst(kafka, burst))
+                print(f"burst: {burst} records at {rate:,.0f} records/s", flush=True)
+                problems += self._haul("burst", SERVICES[1:], burst, prompts + burst)
+        report = verify(self._root)
+        if not report.ok or report.rows != prompts + burst or report.failures:
+            problems.append(f"{report.rows} rows of {prompts + burst} prompts: {report.text()}")
+        return problems
+
+    def _haul(self, name: str, services: tuple[str, ...], records: int, ids_held: int) -> list[str]:
+        """Start `services`, wait until they end; where their memory grew. A burst needs no ingest."""
+        began = time.monotonic()
+        children = {service: self._start(service) for service in services}
+        sizes: dict[str, list[int]] = {service: [] for service in services}
+        try:
+            while not all(child.done for child in children.values()):
+                for service, child in children.items():
+                    if child.status is None:
+                        sizes[service].append(_resident(child.pid))
+                    elif child.status:
+                        return [f"{service} ended with {child.status}:\n{child.tail()}"]
+                time.sleep(0.5)
+        finally:
+            end(list(children.values()), 15)
+        seconds = time.monotonic() - began
+        print(f"{name}: {records} records in {seconds:.0f} s, {records / seconds:,.0f} records/s", flush=True)
+        return [problem for service in services for problem in _grown(service, sizes[service], ids_held)]
+
+    def _start(self, service: str) -> Child:
+        environ = self._environ | {"TOKENHAUL_METRICS_PORT": str(free_ports(1)[0])}
+        return Child(service, [*TOKENHAUL, service, "--until-idle"], self._folder / f"{service}.log", environ)
+
+    @contextmanager
+    def _engines(self) -> Iterator[list[str]]:
+        ports = free_ports(_ENGINES)
+        command = [sys.executable, "-m", "tests.support.fake_engine", "--slots", "256", "--tokenizer", LOCAL_TOKENIZER]
+        children = [
+            Child("engine", [*map(str, command), "--port", str(port)], self._folder / f"engine-{port}.log", os.environ)
+            for port in ports
+        ]
+        try:
+            yield [f"http://127.0.0.1:{port}" for port in ports]
+        finally:
+            end(children, 15)
+
+    def _settings(self, kafka: Kafka, engines: list[str]) -> dict[str, str]:
+        return {
+            "TOKENHAUL_RUN_ID": uuid.uuid4().hex,
+            "TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address,
+            "TOKENHAUL_KAFKA_PREFIX": kafka.settings.prefix,
+            "TOKENHAUL_INGEST_SOURCES_FILE": str(self._folder / "sources.yaml"),
+            "TOKENHAUL_INGEST_TOKENIZER": str(LOCAL_TOKENIZER),
+            "TOKENHAUL_GENERATOR_ENGINES": ",".join(engines),
+            "TOKENHAUL_SINK_ROOT": str(self._root),
+            "TOKENHAUL_SINK_MAX_AGE_SECONDS": "10",
+        }
+
+
+def _grown(service: str, sizes: list[int], ids_held: int) -> list[str]:
+    """Compare the most of the last tenth with the most of the first half."""
+    if len(sizes) < 10:
+        return []
+    tenths = [max(sizes[len(sizes) * n // 10 : max(1, len(sizes) * (n + 1) // 10)]) for n in range(10)]
+    print(f"{service}: MiB at each tenth: {' '.join(str(size // _MIB) for size in tenths)}", flush=True)
+    allowed = int(max(tenths[:5]) * _GROWTH) + ids_held * _ID_BYTES
+    if len(sizes) < _LEAST_SAMPLES or tenths[-1] <= allowed:
+        return []
+    return [f"{service} grew from {max(tenths[:5])} to {tenths[-1]} bytes, {allowed} are allowed"]
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory the process holds; 0 when it has just ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+async def _burst(kafka: Kafka, count: int) -> float:
+    """Put prompts that are not of any file on the topic, as fast as Kafka takes them; records/s, acknowledged."""
+    encoder = Encoder()
+    made = [make_prompt(number, prompt_ids=[5, number % 40_000, number // 40_000, 7]) for number in range(count)]
+    messages = [(encoder.encode(prompt), prompt.id, ids.partition(prompt.id, PARTITIONS)) for prompt in made]
+    schema = schema_of(made[0])
+    async with kafka.started(lambda: kafka.producer(transactional_id="load.ingest")) as producer:
+        began = time.monotonic()
+        for start in range(0, count, 20_000):
+            async with producer.transaction():
+                sent = [
+                    await producer.send(
+                        kafka.topics.prompts, value, partition=partition, headers=[("schema", schema), ("id", id)]
+                    )
+                    for value, id, partition in messages[start : start + 20_000]
+                ]
+                await asyncio.gather(*sent)
+        return count / (time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
