@@ -16,6 +16,9 @@ _CONNECT_SECONDS = 10.0
 _KEEP_SECONDS = 4.0
 """SGLang closes what was idle for five seconds: a request on such a connection would look like an engine's death."""
 
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
+"""Of a million tokens with their log probabilities there are about 64 MiB."""
+
 
 class HttpError(Exception):
     """No answer."""
@@ -67,6 +70,7 @@ class HttpClient:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,  # nobody is asked to compress: what is compressed all the same may be a bomb
         )
         return self
 
@@ -86,8 +90,20 @@ class HttpClient:
     async def _ask(self, method: str, url: str, body: bytes | None) -> Response:
         try:
             async with self._session.request(method, url, data=body, allow_redirects=False) as response:
-                return Response(response.status, await response.read(), response.headers)
+                return Response(response.status, await _read(response), response.headers)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NoConnection(f"no connection to {url}: {error!r}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Broken(f"{url} closed the connection: {error!r}") from error
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The body. Raises Broken for one without end."""
+    if response.content_length is not None and response.content_length <= MAX_ANSWER_BYTES:
+        return await response.read()
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise Broken(f"{response.url} answered more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(body)

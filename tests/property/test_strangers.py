@@ -29,7 +29,7 @@ from schemas.cursors import Cursor
 from schemas.dead import DeadLetter
 from schemas.prompts import Prompt
 from schemas.sequences import Outcome
-from services.generator import checks, identity, sglang, status
+from services.generator import checks, http, identity, sglang, status
 from services.generator.http import Response
 from services.ingest import sources
 from services.ingest.lines import Mark
@@ -156,16 +156,36 @@ class AlwaysAnswers:
 @settings(max_examples=150)
 def test_an_engine_that_says_anything_of_itself_is_known_or_refused(code: int, body: bytes, header: str) -> None:
     async def ask() -> None:
-        http = AlwaysAnswers(Response(code, body, {"Retry-After": header}))
+        engine = AlwaysAnswers(Response(code, body, {"Retry-After": header}))
         with contextlib.suppress(ValueError):
-            found = await identity.read(http, "http://engine")
+            found = await identity.read(engine, "http://engine")
             identity.refusal(found, "model", "", router_retries_off=False)
         with contextlib.suppress(ValueError):
-            await status.load(http, "http://engine")
+            await status.load(engine, "http://engine")
         with contextlib.suppress(Retry, Reject, Fatal):
-            await sglang.generate(http, "http://engine", REQUEST, 5.0)
+            await sglang.generate(engine, "http://engine", REQUEST, 5.0)
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("head", [b"Transfer-Encoding: chunked", b"Content-Length: 99999999999", b"X-None: no length"])
+async def test_an_answer_without_end_is_cut_off(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_ANSWER_BYTES", MIB)
+    piece = b" " * 65_536
+    chunk = b"10000\r\n" + piece + b"\r\n" if b"chunked" in head else piece
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n")
+            while True:
+                writer.write(chunk)
+                await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(pour, "127.0.0.1", 0) as server, http.HttpClient() as client:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(http.Broken, match="answered more than 1048576 bytes"):
+            await client.post(f"{url}/generate", b"{}")
 
 
 SOURCE = {"name": "s", "files": ["*.jsonl"], "max_new_tokens": 8, "sampling": {"temperature": 1.0}, "samples": 2,
