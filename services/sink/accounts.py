@@ -50,6 +50,7 @@ class Accounts(msgspec.Struct, kw_only=True):
         return (
             f"{self.prompts} prompts on the topic: {self.rows} became rows, {self.failures} failures, {self.landing} "
             f"are on their way to a shard, {self.waiting} wait for a generator, {self.missing} are missing"
+            + (f"; {self.replayed} were replayed" if self.replayed else "")
         )
 
 
