@@ -144,7 +144,7 @@ class Attempts:
             self._metrics.requested(engine, ended, time.monotonic() - began)
         engine.finished(len(output.ids), time.monotonic() - began)
         engine.retracted += meta.num_retractions
-        self._metrics.retracted(engine, meta.num_retractions)
+        self._metrics.answered(engine, len(output.ids), meta.num_retractions)
         trail.retractions += meta.num_retractions
         trail.weight_version = meta.weight_version
         trail.engine_version = engine.identity.version if engine.identity else None

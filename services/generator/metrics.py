@@ -45,6 +45,9 @@ class GeneratorMetrics(GroupMetrics):
             "tokenhaul_output_tokens", "Output tokens of finished sequences.", "source", "finish_reason"
         )
         self._wasted = self.counter("tokenhaul_wasted_tokens", "Tokens generated and not kept.", "cause")
+        self._engine_tokens = self.counter(
+            "tokenhaul_engine_output_tokens", "Output tokens in answers that were right, by who made them.", "engine"
+        )
         self._retractions = self.counter(
             "tokenhaul_engine_retractions", "Requests of ours the engine retracted for want of KV memory.", "engine"
         )
@@ -94,9 +97,10 @@ class GeneratorMetrics(GroupMetrics):
         """`tokens` were generated and will not be kept."""
         self._wasted.labels(cause).inc(tokens)
 
-    def retracted(self, engine: Engine, times: int) -> None:
-        """`engine` took a request of ours back to its queue that often."""
-        self._retractions.labels(engine.name).inc(times)
+    def answered(self, engine: Engine, tokens: int, retractions: int) -> None:
+        """`engine` gave `tokens`, and took the request back to its queue that often."""
+        self._engine_tokens.labels(engine.name).inc(tokens)
+        self._retractions.labels(engine.name).inc(retractions)
 
     def requested(self, engine: Engine, outcome: str, seconds: float) -> None:
         """A request to `engine` ended."""
@@ -110,6 +114,7 @@ class GeneratorMetrics(GroupMetrics):
         self._in_flight.labels(engine.name).set(engine.in_flight)
         self._ready.labels(engine.name).set(engine.ready)
         self._retractions.labels(engine.name)
+        self._engine_tokens.labels(engine.name)
 
     def load(self, engine: Engine, load: Load) -> None:
         """What the engine says of itself."""

@@ -74,9 +74,18 @@ def _problem(cls: type[Settings], variable: str, text: str) -> str:
 
 
 def _print(shown: list[Shown]) -> None:
-    table = Table("setting", "value", "from", "what it is", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("setting", no_wrap=True)
+    for name in ("value", "from", "what it is"):
+        table.add_column(name, overflow="fold")
     for one in shown:
         style = "red" if one.problem else "bold" if one.origin == "environment" else ""
         value = "" if one.value is None else one.value
-        table.add_row(one.variable, value, one.origin, one.problem or one.description, style=style)
-    Console(width=None if os.environ.get("COLUMNS") else 160).print(table)
+        table.add_row(
+            one.variable,
+            value,
+            one.origin,
+            one.problem.removeprefix(f"{one.variable}=") or one.description,
+            style=style,
+        )
+    Console().print(table)

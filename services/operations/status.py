@@ -51,6 +51,7 @@ class Engine(msgspec.Struct, kw_only=True):
     waiting: int
     kv_use: float
     requests_per_second: float | None = None
+    tokens_per_second: float | None = None
 
 
 class Partition(msgspec.Struct, kw_only=True):
@@ -193,6 +194,9 @@ class Watcher:
         for name, grown in _growth(before, scraped, "tokenhaul_engine_requests_total", "engine").items():
             if engine := status.engines.get(name):
                 engine.requests_per_second = grown / seconds
+        for name, grown in _growth(before, scraped, "tokenhaul_engine_output_tokens_total", "engine").items():
+            if engine := status.engines.get(name):
+                engine.tokens_per_second = grown / seconds
 
 
 async def _ends(

@@ -111,11 +111,12 @@ def _sources(status: Status) -> Table:
 
 
 def _engines(status: Status) -> Table:
-    table = _table("engine", "ready", "in flight", "window", "running", "waiting", "KV", "requests/s")
+    table = _table("engine", "ready", "in flight", "window", "running", "waiting", "KV", "requests/s", "tokens/s")
     for name, engine in status.engines.items():
         table.add_row(
             name, "yes" if engine.ready else "NO", str(engine.in_flight), str(engine.window), str(engine.running),
             str(engine.waiting), f"{engine.kv_use:.0%}", _rate(engine.requests_per_second),
+            _rate(engine.tokens_per_second),
             style="" if engine.ready else "red",
         )  # fmt: skip
     return table

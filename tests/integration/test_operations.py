@@ -143,6 +143,7 @@ async def test_status_tells_how_far_it_is(tool: Tool, pipeline: None) -> None:
     (seen,) = status["engines"].values()
     assert (seen["ready"], seen["in_flight"]) == (True, 0)
     assert seen["window"] > 0
+    assert seen["tokens_per_second"] is not None
     assert (status["waiting_prompts"], status["waiting_outcomes"], status["discarded"]) == (0, 0, 0)
     assert sum(each["tail"] for each in status["partitions"].values()) == COUNT
     assert status["unreachable"] == {}
