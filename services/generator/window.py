@@ -10,6 +10,8 @@ generators that share an engine end up with equal shares of it (AIMD).
   second look must not take the same off again.
 - Up doubles until something has waited once, then goes in equal steps that grow while nothing waits: an engine whose
   capacity doubled is found again within seconds.
+- Once the queue is right nothing would change any more, and who came late would stay with a place or two for ever. So
+  everybody asks for one more now and then: the queue gets too long by equal shares, and shrinks by proportional ones.
 - A retraction throws a prefill away, which is paid for again: the window shrinks by a fifth and stays for a while.
 """
 
@@ -26,6 +28,7 @@ _QUEUE_SHARE = 0.05  # of what runs: so much may wait, lest a place stands empty
 _USAGE_FULL = 0.95
 _SHRINK = 0.8
 _HOLD_SECONDS = 10.0
+_ASK_SHARE = 0.2  # of the looks at a queue that is right
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -59,8 +62,12 @@ class Window:
             share = in_flight / max(in_flight, load.running + load.waiting)
             self._set(in_flight - (standing - allowed / 2) * share)
             self._step = self._first_step(load)
-        elif load.usage < _USAGE_FULL and not load.waiting and in_flight >= self.limit and now >= self._hold_until:
+        elif load.usage >= _USAGE_FULL or in_flight < self.limit or now < self._hold_until:
+            return
+        elif not load.waiting:
             self._grow()
+        elif load.waiting < allowed and self._jitter(0.0, 1.0) < _ASK_SHARE:
+            self._set(self.limit + 1)
 
     def unseen(self, now: float, in_flight: int) -> None:
         """The engine does not tell its load (a router): one more, as long as nothing is refused."""

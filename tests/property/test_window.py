@@ -76,6 +76,13 @@ def test_an_engine_of_unknown_capacity_is_kept_full_and_its_queue_short(
     assert waiting * capacity <= max(0.1 * capacity, generators)
 
 
+def test_who_comes_late_gets_a_share_of_a_full_engine() -> None:
+    early, late = Window(270, 2048, random.Random(1).uniform), Window(1, 2048, random.Random(2).uniform)
+    occupied, _ = simulate([early, late], lambda _: 256, 2.0, 1.16, 300, seed=1)
+    assert occupied >= 0.98
+    assert late.limit >= early.limit / 3
+
+
 @pytest.mark.parametrize("generators", [1, 3])
 def test_it_follows_a_capacity_that_is_halved_and_doubled_where_a_fixed_one_does_not(generators: int) -> None:
     def capacity(now: float) -> int:
