@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help install install-test demo test test-sglang test-tokenizers test-trainers bench bench-long bench-ingest bench-growth bench-generator bench-sink chaos chaos-short chaos-load audit check k8s-check format docs clean
+.PHONY: help install install-test demo test test-sglang test-tokenizers test-trainers bench bench-long bench-ingest bench-profile bench-growth bench-generator bench-sink chaos chaos-short chaos-load audit check k8s-check format docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -49,6 +49,9 @@ test-trainers: install-test ## load the demo's exports with specforge and specul
 
 bench-long: install-test ## memory over a million records, faults, the first run (over an hour) [BENCH=names]
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench --long $(BENCH)
+
+bench-profile: install-test ## where each service spends its CPU; stacks in out/profiles (3 min)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench.profiles
 
 bench-growth: install-test ## what a record costs as records, partitions and lengths grow (15 min); docs/growth.png
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench.growth
