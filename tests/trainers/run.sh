@@ -22,17 +22,19 @@ pip install --no-deps specforge==0.2.0 speculators==0.9.0 hs-connectors==0.9.0
 
 # 2. tokenhaul beside them, for the files only PyTorch writes. Its transformers is newer than the trainers': export
 #    does without.
-"$py" - "$root/pyproject.toml" <<'PY' | xargs -d '\n' "$py" -m pip --disable-pip-version-check --quiet install -c <(grep -vE '^(transformers|datasets|huggingface_hub|tokenizers|typer|tqdm)==' "$root/constraints.txt")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$py" - "$root/pyproject.toml" >"$work/needs.txt" <<'PY'
 import sys, tomllib
 project = tomllib.load(open(sys.argv[1], "rb"))["project"]
 wanted = project["dependencies"] + project["optional-dependencies"]["export"]
 print(*(name for name in wanted if not name.startswith(("transformers", "tokenizers"))), sep="\n")
 PY
+grep -vE '^(transformers|datasets|huggingface_hub|tokenizers|typer|tqdm)==' "$root/constraints.txt" >"$work/constraints.txt"
+pip install -c "$work/constraints.txt" -r "$work/needs.txt"
 pip install --no-deps -e "$root"
 
 # 3. The demo: real prompts, a real model, a real Kafka. Then its exports, and the trainers' loaders on them.
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 HF_HOME=$work/hf PYTHONPATH=$root
 if [ -z "${TRAINERS_DEMO:-}" ]; then
   export TRAINERS_DEMO=$work/demo
