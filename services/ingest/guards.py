@@ -84,12 +84,19 @@ class Guards:
                 )
 
     def _refuse_dropped_turns(self, chat: Conversation, text: str) -> None:
-        for number, message in enumerate(chat.messages):
+        said = [(n, m) for n, m in enumerate(chat.messages) if m["role"] != "assistant" and m["content"].strip()]
+        behind = 0
+        for _, message in said:
             content = message["content"].strip()
-            if message["role"] == "assistant" or not content or content in text:
-                continue
-            # A template may write it in another form: whether it looks at it at all, another content tells.
-            other = [*chat.messages[:number], {**message, "content": _ASIDE + content}, *chat.messages[number + 1 :]]
+            if (found := text.find(content, behind)) < 0:
+                break  # left out, or written in another form or order
+            behind = found + len(content)
+        else:
+            return
+        for number, message in said:
+            # Whether the template looks at a turn at all, another content tells.
+            changed = {**message, "content": _ASIDE + message["content"]}
+            other = [*chat.messages[:number], changed, *chat.messages[number + 1 :]]
             if self._same_text(text, other, chat.tools):
                 turn = f"turn {number + 1}, the {message['role']}'s"
                 raise Reject("turn_ignored", f"the chat template leaves {turn}, out of the prompt")

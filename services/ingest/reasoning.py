@@ -19,7 +19,7 @@ FAMILIES = (
 )
 """(what a template or vocabulary of the family knows, its tags)."""
 
-
+# What a tag is tried beside.
 _BEFORE = ("", "\n", "\n\n", " ", ".", ". ", ".\n", "a", "。", ")", "!", "?", "`", "*")
 _AFTER = ("", "\n", "\n\n", " ", "a", ".")
 

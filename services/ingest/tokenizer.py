@@ -41,6 +41,7 @@ class ChatTokenizer:
         that cannot be used. Takes seconds: not on the loop."""
         self._tokenizer = tokenizer_files.load(directory, trust_remote_code=trust_remote_code)
         self.is_fast: bool = self._tokenizer.is_fast
+        self._has_own_code = not type(self._tokenizer).__module__.startswith("transformers.")
         if not self.is_fast and not trust_remote_code:
             raise Fatal(
                 f"TOKENHAUL_INGEST_TOKENIZER {directory}: {type(self._tokenizer).__name__} is a slow tokenizer; "
@@ -63,10 +64,8 @@ class ChatTokenizer:
         self._special = {str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special}
         # Kimi's own code keeps all its control tokens here, reserved ones too, and tells transformers of some.
         own = getattr(self._tokenizer, "special_tokens", None)
-        self._special |= set(own) if self._slow and isinstance(own, dict) else set()
-        self._files = tokenizer_files.fingerprint(
-            directory, _canonical.encode(templates), with_code=not self.is_fast and trust_remote_code
-        )
+        self._special |= set(own) if self._has_own_code and isinstance(own, dict) else set()
+        self._files = tokenizer_files.fingerprint(directory, _canonical.encode(templates), with_code=self._has_own_code)
 
     def close(self) -> None:
         """End the processes of a slow tokenizer."""
@@ -130,7 +129,7 @@ class ChatTokenizer:
         if self.prints_date:
             names.add(DATE)
         # What its own method takes it may hand to the template under another name.
-        own = inspect.signature(self._tokenizer.apply_chat_template).parameters if self._slow else {}
+        own = inspect.signature(self._tokenizer.apply_chat_template).parameters if self._has_own_code else {}
         return (names | (own.keys() - _TRANSFORMERS)) - set(self._tokenizer.special_tokens_map)
 
     @property

@@ -18,11 +18,13 @@ _FILES = (
     "sentencepiece.bpe.model",
     "special_tokens_map.json",
     "spiece.model",
+    "tekken.json",
     "tiktoken.model",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
     "vocab.json",
+    "vocab.txt",
 )
 _CODE = "*.py"
 _OF_THE_MODEL = ("config.json", "generation_config.json")

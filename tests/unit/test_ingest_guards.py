@@ -78,9 +78,29 @@ def test_turns_a_template_leaves_out_are_refused(tmp_path: Path) -> None:
     )
     directory = with_template(template, tmp_path)
     assert refused(directory, chat("shout this")) == []
-    assert refused(directory, {"system": "Be brief", "prompt": "HI"}) == [
-        ("turn_ignored", "the chat template leaves turn 1, the system's, out of the prompt")
-    ]
+    left_out = [("turn_ignored", "the chat template leaves turn 1, the system's, out of the prompt")]
+    assert refused(directory, {"system": "Be brief", "prompt": "HI"}) == left_out
+
+
+def test_a_turn_left_out_is_missed_although_another_says_the_same(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}:{% endif %}"
+    )
+    record = {"system": "Be brief", "prompt": "Who says: Be brief"}
+    ((reason, told),) = refused(with_template(template, tmp_path), record)
+    assert (reason, told[:36]) == ("turn_ignored", "the chat template leaves turn 1, the")
+
+
+def test_turns_a_template_writes_elsewhere_are_asked(tmp_path: Path) -> None:
+    """As DeepSeek-V3's does, which gathers system turns at the front."""
+    template = (
+        "{% for role in ('system', 'user') %}{% for m in messages if m.role == role %}{{ m.content }};{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}:{% endif %}"
+    )
+    turns = [{"role": role, "content": f"says the {role}"} for role in ("user", "system")]
+    record = {"messages": [*turns, {"role": "user", "content": "Go"}]}
+    assert refused(with_template(template, tmp_path), record) == []
 
 
 def test_a_benchmarks_questions_are_refused_before_they_are_paid_for() -> None:
