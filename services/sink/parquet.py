@@ -143,11 +143,8 @@ def check_seal(data: bytes, name: str) -> None:
     """Raise DamagedShard unless all bytes before the metadata are what was written. Shards from before there were seals
     have only their pages' checksums."""
     length = _ENDING_BYTES + int.from_bytes(data[-_ENDING_BYTES:-4], "little")
-    seal = data[-length - _SEAL_BYTES : -length]
-    if (
-        seal.startswith(_MARK)
-        and _digest(memoryview(data)[: -length - _SEAL_BYTES]) != seal[len(_MARK) : -_DIGEST_BYTES]
-    ):
+    pages, seal = memoryview(data)[: -length - _SEAL_BYTES], data[-length - _SEAL_BYTES : -length]
+    if seal.startswith(_MARK) and _digest(pages) != seal[len(_MARK) : -_DIGEST_BYTES]:
         raise DamagedShard(f"{name} is damaged: its pages are not what was written")
 
 
@@ -170,9 +167,9 @@ def _tail(file: BinaryIO) -> tuple[bool, bytes | None]:
             tail = data[mark + _SEAL_BYTES :]
             intact = len(tail) == length and _digest(tail) == data[mark + len(_MARK) + _DIGEST_BYTES :][:_DIGEST_BYTES]
             return True, tail if intact else None
-        if length + _SEAL_BYTES <= len(data) or not start:
+        if not start:
             return False, data[-length:]
-        wanted = length + _SEAL_BYTES
+        wanted = length + _SEAL_BYTES if len(data) < length + _SEAL_BYTES < size else size
 
 
 def _digest(data: Data) -> bytes:

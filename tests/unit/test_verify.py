@@ -230,6 +230,18 @@ def test_a_flipped_bit_in_the_metadata(dataset: Path, place: int) -> None:
     assert (problem.file, problem.what) == (FIRST, "the file is torn or damaged: its metadata is not what was written")
 
 
+@pytest.mark.parametrize("place", [-9, -8, -6])
+def test_a_flipped_bit_where_the_metadata_is_large(tmp_path: Path, place: int) -> None:
+    dataset = write_dataset(tmp_path, [[make_failure(number) for number in numbers_in(0, 1500)]])
+    content = bytearray((dataset / FIRST).read_bytes())
+    assert int.from_bytes(content[-8:-4], "little") > 64 * 1024
+    assert verify(dataset).ok
+    content[place] ^= 4
+    (dataset / FIRST).write_bytes(content)
+    (problem, *_) = verify(dataset).problems
+    assert problem.what == "the file is torn or damaged: its metadata is not what was written"
+
+
 def test_a_shard_whose_seal_was_lost(dataset: Path) -> None:
     rewrite(dataset / FIRST, nothing, sealed=True)
     (problem, *_) = verify(dataset).problems
