@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from schemas.control import Dataset
-from services.kernel.errors import Fatal, SettingsError, TokenhaulError
+from services.kernel.errors import Fatal, Retry, SettingsError, TokenhaulError
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.objects import open_store
 from services.kernel.settings import load
@@ -27,7 +27,7 @@ from services.sink.rerender import Rerender, load_tokenizer
 
 
 class NothingToVerify(TokenhaulError):
-    """The directory is no dataset, or the tokenizer none."""
+    """The directory is no dataset, the tokenizer none, or the store does not answer."""
 
     status = 2
 
@@ -54,10 +54,13 @@ def verify(
         except (OSError, ValueError) as error:
             raise NothingToVerify(f"no tokenizer can be loaded from {tokenizer_dir}: {error}") from error
     audit = Audit(store, folder, dataset, rerender, Drift() if deep else None)
-    if kafka is None:
-        deque(audit.partitions(), maxlen=0)
-    else:
-        asyncio.run(_account(audit, dataset, kafka))
+    try:
+        if kafka is None:
+            deque(audit.partitions(), maxlen=0)
+        else:
+            asyncio.run(_account(audit, dataset, kafka))
+    except Retry as error:  # a file that cannot be read is a problem; a store that cannot be listed is the end
+        raise NothingToVerify(f"not verified to the end: {error}") from error
     return audit.report
 
 

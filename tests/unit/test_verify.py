@@ -16,7 +16,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from schemas.sequences import FailureReason, Outcome
+from services.kernel.errors import Retry
 from services.kernel.objects import open_store
+from services.kernel.store import LocalStore
 from services.sink import verify as verify_module
 from services.sink.verify import NothingToVerify, verify
 from tests.support.outcomes import make_failure, make_sequence, numbers_in, write_dataset
@@ -373,6 +375,22 @@ def test_the_command_where_there_is_nothing(dataset: Path, tmp_path: Path, capsy
     (dataset / "_dataset.json").write_text("{}")
     assert run(str(dataset)) == 2
     assert "does not describe a dataset" in capsys.readouterr().err
+
+
+def test_a_store_that_goes_away_meanwhile(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (dataset / "partition=00001").mkdir()
+    listed = LocalStore.list
+
+    def list_(store: LocalStore, folder: str) -> list[str]:
+        if folder.endswith("partition=00001"):
+            raise Retry("store", f"{folder}: no answer")
+        return listed(store, folder)
+
+    monkeypatch.setattr(LocalStore, "list", list_)
+    assert run(str(dataset)) == 2
+    assert "not verified to the end: store: partition=00001: no answer" in capsys.readouterr().err
 
 
 def test_of_several_datasets_one_must_be_named(dataset: Path) -> None:
