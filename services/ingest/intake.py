@@ -19,7 +19,7 @@ FILE = "http"
 _AT_ONCE = 4  # chunks of records being tokenized
 
 
-class Part(msgspec.Struct):
+class Part(msgspec.Struct, eq=False):
     """A batch and what became of it; `published` waits for the ids of its prompts that were new."""
 
     batch: Batch
@@ -66,8 +66,12 @@ class Intake:
         return self._sources
 
     def open(self, sources: Sequence[Source], marks: Mapping[str, Mapping[str, Mark]]) -> None:
-        """Take records for those of `sources` that say so."""
+        """Take records for those of `sources` that say so. What was made for a source that asks otherwise now is sent
+        back."""
         self._sources = {source.name: source for source in sources if source.http}
+        edited = [part for part in self._waiting if self._sources.get(part.batch.source.name) != part.batch.source]
+        self._waiting = [part for part in self._waiting if part not in edited]
+        _send_back(edited, "the sources file was edited")
         self._marks = {name: marks.get(name, {}).get(FILE, Mark()) for name in self._sources}
         self._rows = {name: max(mark.row, self._rows.get(name, 0)) for name, mark in self._marks.items()}
         self._closed = ""
@@ -76,9 +80,7 @@ class Intake:
         """Take nothing; whoever waits is told that it is not known what became of its records."""
         self._closed = because
         waiting, self._waiting, self._in_hand = self._in_hand + self._waiting, [], []
-        for part in waiting:
-            if part.published and not part.published.done():
-                part.published.set_exception(Retry("closed", because))
+        _send_back(waiting, because)
 
     async def push(self, name: str, records: Sequence[tuple[int, bytes, bool]]) -> list[Result]:
         """Publish (line, record, whether it was too long); what became of each, once it is certain.
@@ -100,7 +102,8 @@ class Intake:
             except Fatal as error:
                 self._fail(error)
                 raise Retry("closed", str(error)) from error
-        self._source(name)
+        if self._source(name) != source:
+            raise Retry("closed", "the sources file was edited")
         part = Part(batch, made, asyncio.get_running_loop().create_future())
         assert part.published is not None
         self._waiting.append(part)
@@ -132,6 +135,12 @@ class Intake:
         if name not in self._sources:
             raise Retry("closed", f"source {name} is not taken any more")
         return self._sources[name]
+
+
+def _send_back(parts: Sequence[Part], because: str) -> None:
+    for part in parts:
+        if part.published and not part.published.done():
+            part.published.set_exception(Retry("closed", because))
 
 
 def _results(

@@ -128,6 +128,16 @@ async def test_nobody_waits_for_ever_when_a_transaction_fails() -> None:
     assert "Kafka gave no answer" in answer.text
 
 
+@pytest.mark.parametrize("edited", [[], [source(revision=1)]], ids=["gone", "asks anew"])
+async def test_what_was_made_for_a_source_that_is_edited_is_sent_back(edited: list[Source]) -> None:
+    desk = Desk(settings())
+    post = asyncio.create_task(desk.client.post("/v1/prompts?source=web", content=b"1\n"))
+    await desk.intake.arrived.wait()
+    desk.intake.open([*edited, Source(name="other", files=["a"], max_new_tokens=1)], {})
+    assert (await post).status_code == 503
+    assert desk.intake.take(1000) == []
+
+
 @pytest.mark.parametrize(
     ("query", "headers", "status"),
     [
