@@ -27,6 +27,8 @@ _TRANSFORMERS = {
     "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
     "tokenizer_kwargs", "sanitize_control_tokens", "kwargs",
 }  # fmt: skip
+# Words whose ids the tokenizer remembers, some 10 MB. With its own 10,000 it spends a tenth more on English and code.
+_CACHED_WORDS = 100_000
 _canonical = msgspec.msgpack.Encoder(order="sorted")
 
 Messages = Sequence[Mapping[str, Any]]
@@ -54,6 +56,8 @@ class ChatTokenizer:
             self._rust = self._tokenizer._tokenizer
             self._rust.no_truncation()
             self._rust.no_padding()
+            if hasattr(self._rust.model, "_resize_cache"):  # BPE and Unigram have one
+                self._rust.model._resize_cache(_CACHED_WORDS)
         templates = self._tokenizer.chat_template
         self.templates: list[str] = list(templates.values()) if isinstance(templates, dict) else [templates]
         fix_date(self.templates)
