@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 .PHONY: help install install-test demo test test-sglang test-tokenizers test-trainers bench bench-long bench-ingest bench-profile bench-growth bench-generator bench-sink chaos chaos-short chaos-load audit check k8s-check format docs clean
 
 help: ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
 
 install: .venv/installed ## .venv with the package, the local engine and its model
 

@@ -19,7 +19,8 @@ from services.kernel import logs
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.settings import load
 from services.operations.settings import StatusSettings
-from services.operations.status import SAMPLE_SECONDS, Source, Status, Watcher
+from services.operations.status import Source, Status
+from services.operations.watcher import SAMPLE_SECONDS, Watcher
 
 _UNKNOWN = "?"
 

@@ -12,7 +12,7 @@ from services.reference import metrics, prometheus_rule
 from tests.k8s.dashboards import DASHBOARDS, alerts, dashboard, queries, selectors
 from tests.k8s.manifests import MONITORING, ROOT
 
-# What the local engine exports under SGLang's names is proved against recordings in tests/contract.
+# Its histograms and counters are those of the local engine, held against a real server's recordings in tests/contract.
 _ENGINE_GAUGES = {
     "sglang:num_running_reqs",
     "sglang:num_queue_reqs",
