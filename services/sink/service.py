@@ -14,11 +14,13 @@ from contextlib import AsyncExitStack
 from aiokafka import ConsumerRecord
 from aiokafka.errors import OffsetOutOfRangeError
 
+from schemas.control import Dataset
 from services.kernel import control, topics
-from services.kernel.errors import SettingsError, TokenhaulError
+from services.kernel.errors import Retry, SettingsError, TokenhaulError
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.lifecycle import Context
 from services.kernel.objects import open_store
+from services.kernel.retry import Backoff
 from services.kernel.settings import load
 from services.kernel.store import Store, prove
 from services.sink.chain import claim
@@ -51,7 +53,7 @@ class Sink:
         context.health.set_ready(because=f"waiting for Kafka at {kafka.address}")
         async with AsyncExitStack() as stack:
             dataset = await topics.check(kafka)
-            await asyncio.to_thread(claim, store, dataset)
+            await self._claim(store, dataset)
             upstream = await self._upstream(context, stack) if context.until_idle else None
             consumer = await stack.enter_async_context(
                 kafka.started(lambda: kafka.consumer(kafka.topics.sink_group, "read_uncommitted"))
@@ -102,6 +104,17 @@ class Sink:
         admin = await stack.enter_async_context(kafka.started(kafka.admin))
         reader = await stack.enter_async_context(kafka.started(lambda: kafka.consumer(None, "read_committed")))
         return Upstream(kafka, view, admin, reader, context.process.run_id)
+
+    async def _claim(self, store: Store, dataset: Dataset) -> None:
+        """The store has proved itself: what it refuses now will pass."""
+        backoff = Backoff(base=0.5, cap=15.0)
+        while True:
+            try:
+                return await asyncio.to_thread(claim, store, dataset)
+            except Retry as retry:
+                self.metrics.retried(retry.cause)
+                log.warning("the dataset cannot be claimed: %s", retry, extra={"action": "claim"})
+            await asyncio.sleep(backoff.next())
 
     def _proven_store(self) -> Store:
         """A wrong root is a wrong setting."""

@@ -18,13 +18,15 @@ from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.lifecycle import Context, ProcessSettings
 from services.local.kafka import free_ports
 from services.sink import idle
+from services.sink.chain import find
 from services.sink.deadletters import DeadLetters
 from services.sink.idle import Upstream
 from services.sink.service import Sink, make
 from services.sink.settings import SinkSettings
 from services.sink.verify import verify
 from tests.support.fake_consumer import FakeConsumer
-from tests.support.sink_bench import ROWS, Bench
+from tests.support.outcomes import DATASET
+from tests.support.sink_bench import ROWS, Bench, Store
 from tests.support.stream import eventually
 
 KAFKA = Kafka(KafkaSettings(bootstrap=["127.0.0.1:1"], prefix="test"))
@@ -48,6 +50,23 @@ def test_all_wrong_settings_are_named_before_anything_connects(capsys: pytest.Ca
 def test_making_a_sink_neither_writes_nor_connects(tmp_path: Path) -> None:
     make({**ENVIRON, "TOKENHAUL_SINK_ROOT": str(tmp_path / "new")})
     assert os.listdir(tmp_path) == []
+
+
+async def test_a_store_that_hesitates_at_the_start_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.kernel.retry.Backoff.next", lambda self: 0.0)
+    store, failures = Store(tmp_path), iter(range(2))
+
+    def before() -> None:
+        for _ in failures:
+            raise Retry("store", "no answer")
+
+    store.before = before
+    sink = Sink(SinkSettings(root=str(tmp_path)), KAFKA)
+    await sink._claim(store, DATASET)
+    assert find(store) == ("test", DATASET)
+    assert sink.metrics.registry.get_sample_value("tokenhaul_retries_total", {"stage": "sink", "cause": "store"}) == 2
 
 
 class Running:
