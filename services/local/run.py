@@ -41,7 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `tokenhaul run`."""
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE",
-        help="prompts as JSON lines, one source each; or one .yaml that declares sources (docs/formats.md)",
+        help="prompts, one source each (.jsonl, .json, .parquet, also .gz, .zst); or one .yaml that declares sources "
+        "(docs/sources.md)",
     )  # fmt: skip
     parser.add_argument(
         "--max-new-tokens", type=positive, metavar="N", help="longest answer, in tokens; required, except with a .yaml"

@@ -196,3 +196,32 @@ async def test_generators_are_told_what_an_engines_tokenizer_must_make(environ: 
     assert len(message.probes) == 8
     (prompt,) = [Decoder(Prompt).decode(record.value) for record in kafka.topic("prompts")]
     assert message.tokenizer_fingerprint == prompt.tokenizer_fingerprint
+
+
+async def test_a_source_that_is_not_what_it_should_be_stops_and_the_others_go_on(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    write(tmp_path, *(chat(f"Hi {n}") for n in range(6)))
+    (tmp_path / "bad.jsonl").write_text('{"broken": 1}\n' * 20)
+    revise(environ, "max_new_tokens: 1}, {name: bad, files: [bad.jsonl], max_new_tokens: 1, max_bad_in_a_row: 3")
+    kafka = FakeKafka()
+    await run(environ, kafka)
+    assert sorted(rows(kafka)) == [1, 2, 3, 4, 5, 6]
+    stopped = mark(kafka).sources["bad"]
+    assert "3 records in a row were refused (max_bad_in_a_row: 3)" in stopped.stopped or "4 records" in stopped.stopped
+    assert sum(stopped.refused.values()) < 20
+    assert not mark(kafka).sources["s"].stopped
+
+
+async def test_another_sample_reads_again_for_what_was_left_out(environ: dict[str, str], tmp_path: Path) -> None:
+    write(tmp_path, *(chat(f"Hi {n}") for n in range(40)))
+    kafka = FakeKafka()
+    revise(environ, "max_new_tokens: 1, sample: {fraction: 0.5, seed: 1}")
+    await run(environ, kafka)
+    first = rows(kafka)
+    assert 5 < len(first) < 35
+    await run(environ, kafka)
+    assert rows(kafka) == first
+    revise(environ, "max_new_tokens: 1")
+    await run(environ, kafka)
+    assert sorted(rows(kafka)) == list(range(1, 41))
