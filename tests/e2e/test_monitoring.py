@@ -52,7 +52,7 @@ class Pipeline:
             "TOKENHAUL_GENERATOR_ENGINES": self.engine,
             "TOKENHAUL_GENERATOR_WINDOW": "16",
             "TOKENHAUL_SINK_ROOT": str(self.root),
-            "TOKENHAUL_SINK_MAX_AGE_SECONDS": "1",
+            "TOKENHAUL_SINK_MAX_AGE_SECONDS": "3",
             "TOKENHAUL_SINK_ON_GAP": "continue",
         }
         self.running[name] = Child(name, [*TOKENHAUL, name], self.folder / f"{name}.log", os.environ | settings)
@@ -78,7 +78,7 @@ class Pipeline:
 def write_sources(folder: Path) -> None:
     lines = [json.dumps({"prompt": f"Say {number} in words."}) for number in range(PROMPTS)]
     (folder / "prompts.jsonl").write_text("\n".join([*lines, lines[0], '{"messages": 1}']) + "\n")
-    (folder / "sources.yaml").write_text("sources: [{name: numbers, files: [prompts.jsonl], max_new_tokens: 24}]")
+    (folder / "sources.yaml").write_text("sources: [{name: numbers, files: [prompts.jsonl], max_new_tokens: 64}]")
 
 
 @pytest.fixture
