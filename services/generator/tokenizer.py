@@ -21,6 +21,8 @@ _SECONDS = 30.0
 async def disagreement(http: Http, url: str, probes: Probes) -> str | None:
     """How the tokenizer at `url` differs from the probes; None if it does not, or if the engine has none to ask, which
     is said. Raises ValueError for an answer that is none, HttpError or TimeoutError when nobody answers."""
+    if not probes.probes:  # a slow tokenizer that servers call otherwise than the model's own code does
+        return None
     async with asyncio.timeout(_SECONDS):
         response = await http.post(f"{url}/v1/tokenize", tokenize.question(probes))
     if response.status not in (200, 429, 503):  # an old server has no such route, one may have no tokenizer

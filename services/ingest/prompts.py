@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
 from typing import NamedTuple
 
 import msgspec
@@ -48,8 +47,8 @@ class Letter(NamedTuple):
 
 
 class Made(msgspec.Struct):
-    """What became of a batch of lines: every turn asked is one or more prompts (one a
-    sample), or one letter, and so is a line that cannot be read."""
+    """What became of a batch of lines: every turn asked is a prompt for each sample, or a letter; a line that cannot be
+    read is one letter."""
 
     prompts: list[Ready]
     letters: list[Letter]
@@ -114,7 +113,7 @@ class PromptMaker:
             except Reject as reject:
                 yield Refused(line, None, reject)
                 continue
-            group = record.conversation_id or _content_id(record.asked[-1])
+            group = record.conversation_id or record.asked[-1].content_id()
             for conversation in record.asked:
                 try:
                     yield self._render(line, record, conversation, group)
@@ -129,7 +128,9 @@ class PromptMaker:
 
     def _render(self, line: Line, record: Record, chat: Conversation, group: str) -> Rendered:
         if chat.ids is not None:
-            self._check_given(chat.ids)
+            if max(chat.ids) >= self.request.vocab_size:
+                told = f"id {max(chat.ids)}, vocab_size is {self.request.vocab_size}"
+                raise Reject("ids_beyond_vocabulary", told)
             text = self.tokenizer.decode(chat.ids)
             self._guards.overlap([text])
             return Rendered(line, record, chat, group, None, None, text)
@@ -141,10 +142,6 @@ class PromptMaker:
         self._guards.after(chat, messages, text)
         tools = msgspec.json.encode(chat.tools).decode() if chat.tools else None
         return Rendered(line, record, chat, group, messages, tools, text)
-
-    def _check_given(self, given: list[int]) -> None:
-        if max(given) >= self.request.vocab_size:
-            raise Reject("ids_beyond_vocabulary", f"id {max(given)}, vocab_size is {self.request.vocab_size}")
 
     def _encode(self, rendered: Sequence[Rendered]) -> Iterator[list[int]]:
         encoded = iter(self.tokenizer.encode([item.text for item in rendered if item.conversation.ids is None]))
@@ -204,12 +201,3 @@ class PromptMaker:
         key = f"{self._source.name}:{file}:{line.row}" + ("" if turn is None else f":{turn}")
         made.letters.append(Letter(key.encode(), encoder.encode(letter), line.row, reject.reason, reject.detail))
         made.refused[reject.reason] += 1
-
-
-def _content_id(chat: Conversation) -> str:
-    """An id for a conversation without one: equal conversations have the same."""
-    if chat.ids is not None:
-        return record_ids.prompt_id(chat.ids).hex()
-    messages = msgspec.json.encode(chat.messages).decode()
-    tools = msgspec.json.encode(chat.tools).decode() if chat.tools else None
-    return blake2b(f"{messages}\0{tools}".encode(), digest_size=16).hexdigest()

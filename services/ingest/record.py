@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
+from schemas import ids as record_ids
 from services.kernel.errors import Reject
 
 # In this order: the names data sets give the id of a row.
@@ -23,6 +25,14 @@ class Conversation(msgspec.Struct, frozen=True):
     tools: list[dict[str, Any]] | None
     turn: int = 0
     ids: list[int] | None = None
+
+    def content_id(self) -> str:
+        """An id for a conversation that was given none: equal ones have the same."""
+        if self.ids is not None:
+            return record_ids.prompt_id(self.ids).hex()
+        messages = msgspec.json.encode(self.messages).decode()
+        tools = msgspec.json.encode(self.tools).decode() if self.tools else None
+        return blake2b(f"{messages}\0{tools}".encode(), digest_size=16).hexdigest()
 
 
 class Own(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from services.ingest.prompts import PromptMaker
 from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.codec import Decoder
 from services.kernel.errors import Fatal
+from services.kernel.settings import Secret
 from tests.support.ingest import DATA, chat, lines, maker
 from tests.support.processes import alive, wait_for
 
@@ -71,7 +73,9 @@ def test_control_tokens_are_found_that_transformers_does_not_know(slow: ChatToke
 
 def test_engines_are_probed_only_with_what_plain_transformers_agrees_on(slow: ChatTokenizer) -> None:
     """Its encode gives other ids as soon as it has a keyword, and servers give it one."""
-    assert probes.make([slow_maker(slow)]).probes == []
+    none = probes.make([slow_maker(slow)])
+    assert none.probes == []
+    asyncio.run(probes.prove_engine("http://127.0.0.1:1", Secret(), none))  # where nobody answers
 
 
 def test_processes_and_this_one_must_agree(slow: ChatTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
