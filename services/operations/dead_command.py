@@ -51,7 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--reason", action="append", metavar="R", help="only of this reason (repeat for more)")
         parser.add_argument("--source", action="append", metavar="S", help="only of this source (repeat for more)")
         parser.add_argument("--stage", choices=("ingest", "generator", "sink"), help="only of this stage")
-        parser.add_argument("--id", action="append", metavar="ID", help="only this record (repeat for more)")
+        parser.add_argument(
+            "--id", action="append", type=_record_id, metavar="ID", help="only this record (repeat for more)"
+        )
         if action in ("list", "show"):
             parser.add_argument("--json", action="store_true", help="as JSON, for tools")
         else:
@@ -81,7 +83,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 async def _read(kafka: Kafka, arguments: argparse.Namespace) -> dict[bytes, Letter]:
     await topics.check(kafka)
-    ids = {bytes.fromhex(text) for text in arguments.id} if arguments.id else None
+    ids = set(arguments.id) if arguments.id else None
 
     def wanted(letter: Letter) -> bool:
         return (
@@ -92,6 +94,17 @@ async def _read(kafka: Kafka, arguments: argparse.Namespace) -> dict[bytes, Lett
         )
 
     return await letters.read(kafka, wanted)
+
+
+def _record_id(text: str) -> bytes:
+    """32 hex digits."""
+    try:
+        id = bytes.fromhex(text)
+    except ValueError:
+        id = b""
+    if len(id) != ID_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no record id: {2 * ID_BYTES} hex digits")
+    return id
 
 
 def _list(found: Mapping[bytes, Letter], console: Console, *, as_json: bool) -> None:

@@ -22,6 +22,7 @@ from services.kernel.errors import Reject
 from services.kernel.kafka import Kafka, group_offsets, partitions_of
 from services.kernel.watermark import Tracker
 from services.operations import letters
+from services.operations.letters import Letter
 from services.operations.scrape import Scraped, scrape
 from services.operations.status import Engine, Partition, Source, Status
 
@@ -35,6 +36,7 @@ class Watcher:
     def __init__(self, kafka: Kafka, metrics: Sequence[str], root: str) -> None:
         self._kafka, self._metrics, self._root = kafka, metrics, root
         self._shards: dict[Shard, tuple[Mapping[str, int], int]] = {}  # shards never change: each is looked at once
+        self._letters: tuple[list[dict[int, int]], dict[bytes, Letter]] | None = None
         self._last: tuple[float, int, Scraped] | None = None
 
     async def look(self) -> Status:
@@ -42,7 +44,7 @@ class Watcher:
         kafka = self._kafka
         dataset = await topics.check(kafka)
         scraped, sources, dead, halt, partitions = await asyncio.gather(
-            scrape(self._metrics), self._sources(), letters.read(kafka), self._halt(), self._partitions()
+            scrape(self._metrics), self._sources(), self._dead(), self._halt(), self._partitions()
         )
         ends, offsets = partitions
         status = Status(
@@ -64,6 +66,18 @@ class Watcher:
         await self._count_done(status, scraped)
         self._rates(status, ends, scraped)
         return status
+
+    async def _dead(self) -> dict[bytes, Letter]:
+        """The letters nobody has settled. The topic can be long: it is read again only when something was added."""
+        kafka, names = self._kafka, self._kafka.topics
+        async with (
+            kafka.started(kafka.admin) as admin,
+            kafka.started(lambda: kafka.consumer(None, "read_committed")) as reader,
+        ):
+            ends = [(await _ends(admin, reader, topic))[1] for topic in (names.dead, names.control)]
+        if self._letters is None or self._letters[0] != ends:
+            self._letters = ends, await letters.read(kafka)
+        return self._letters[1]
 
     async def _sources(self) -> dict[str, Source]:
         decoder = Decoder(Cursor)

@@ -1,4 +1,4 @@
-"""`tokenhaul config`: nothing hidden but secrets, and wrong values named."""
+"""`tokenhaul config`: nothing hidden but secrets, and wrong values named. And what tools refuse before they connect."""
 
 from __future__ import annotations
 
@@ -50,3 +50,24 @@ def test_a_wrong_one_is_named_and_is_a_status(
     assert problems == {
         "TOKENHAUL_GENERATOR_WINDOW": "TOKENHAUL_GENERATOR_WINDOW='many' is not allowed: it takes an integer >= 0"
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dead", "show", "--id", "zz"], "'zz' is no record id: 32 hex digits"),
+        (["dead", "replay", "--stage", "kafka"], "invalid choice: 'kafka'"),
+        (["dead", "show", "--limit", "0"], "0 is not at least 1"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["status"], ["dead", "list"]])
+def test_without_kafka_they_say_what_is_missing(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(command) == 2
+    assert "TOKENHAUL_KAFKA_BOOTSTRAP is not set" in capsys.readouterr().err
