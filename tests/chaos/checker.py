@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from tests.chaos.evidence import Commit, Event, Evidence, Generation, Prompt, Shard
+from tests.chaos.facts import Commit, Event, Evidence, Generation, Prompt, Shard
 
 # From a commit on the broker's clock to the work it stands for: a request on its way, a log line being written.
 SLACK_SECONDS = 1.5
@@ -139,11 +139,13 @@ def _excuse(
     covered = next((c.at for c in commits if c.covers(prompt.offset)), None)
     if covered is None or again.started < covered + SLACK_SECONDS:
         return "it was not committed" if disturbed else None
-    # Who was frozen with the prompt in hand, and is awake again, may ask once before it learns that it is late.
+    # A generator that was frozen with the prompt in hand asks before it learns that it is late; an engine that was
+    # frozen begins with what came in meanwhile, before it sees that nobody waits for it any more.
     frozen = any(
-        event.kind == "freeze" and event.at <= covered + SLACK_SECONDS and again.started <= event.until + NOTICE_SECONDS
+        event.kind == "freeze"
+        and event.at <= covered + SLACK_SECONDS
+        and event.at <= again.started <= event.until + NOTICE_SECONDS
         for event in events
-        if event.until + NOTICE_SECONDS >= again.started >= event.at
     )
     return "somebody was frozen" if frozen else None
 

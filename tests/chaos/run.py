@@ -64,7 +64,7 @@ def _run(world: World, faults: list[Fault], settle: float) -> list[str]:
         except AssertionError as error:
             return [str(error), *world.unexpected]
         left = evidence.read(
-            world.cluster.bootstrap, world.prefix, world.root / DATASET, world.engine_logs, world.source_files,
+            world.cluster.bootstrap, world.prefix, world.root / DATASET, world.engine_logs, world.feeding.files,
             world.journal,
         )  # fmt: skip
     verdict = judge(left)

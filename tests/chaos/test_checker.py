@@ -18,8 +18,9 @@ from services.kernel.kafka import Kafka
 from services.kernel.watermark import Tracker
 from tests.chaos import evidence
 from tests.chaos.checker import judge
-from tests.chaos.evidence import Commit, Event, Evidence, Generation, Prompt, Shard
+from tests.chaos.facts import Commit, Event, Evidence, Generation, Prompt, Shard
 from tests.chaos.schedule import schedule
+from tests.chaos.wire import read_topics
 from tests.support.stream import create_topics, make_prompt, publish
 
 
@@ -180,7 +181,7 @@ async def test_it_reads_prompts_and_commits_off_a_real_kafka(kafka: Kafka) -> No
         partition = TopicPartition(kafka.topics.prompts, 1)
         consumer.assign([partition])
         await consumer.commit({partition: OffsetAndMetadata(tracker.watermark, tracker.metadata())})
-    found, commits, _ = await evidence._topics(kafka.settings.bootstrap, kafka.settings.prefix)
+    found, commits, _ = await read_topics(kafka.settings.bootstrap, kafka.settings.prefix)
     assert {(prompt.id, prompt.prompt_ids) for prompt in found} == {(p.id.hex(), tuple(p.prompt_ids)) for p in prompts}
     (commit,) = commits
     assert commit.partition == 1

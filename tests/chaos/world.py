@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import http.client
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -21,6 +18,7 @@ from typing import Self
 from services.local.kafka import free_ports
 from services.local.processes import Child, end
 from services.local.run import LOCAL_TOKENIZER
+from tests.chaos.feeding import Feeding
 from tests.chaos.schedule import ENGINES, SERVICES, Fault
 from tests.support.cluster import Cluster
 from tests.support.processes import TOKENHAUL, wait_for
@@ -64,12 +62,8 @@ class World:
         self.processes: dict[str, Process] = {}
         self.journal = folder / "journal.jsonl"
         self.unexpected: list[str] = []
-        self._sources = folder / "sources"
-        self._chance = random.Random(seed)
-        self._stop = threading.Event()
-        self._feeders = [threading.Thread(target=feed, daemon=True) for feed in (self._append, self._push)]
-        self._pushed = folder / "pushed.jsonl"
         (self._ingest_port,) = free_ports(1)
+        self.feeding = Feeding(folder, seed, f"http://127.0.0.1:{self._ingest_port}")
         self._numbers = count()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._held: dict[int, float] = {}
@@ -90,17 +84,11 @@ class World:
         """What the engines have noted."""
         return [self.folder / f"{name}.jsonl" for name in ENGINES]
 
-    @property
-    def source_files(self) -> list[Path]:
-        """What ingest was given: files, and a list of what was pushed."""
-        return [*sorted(self._sources.glob("*.jsonl")), self._pushed]
-
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._sources.mkdir()
         self.journal.touch()
         (self.folder / "sources.yaml").write_text(
-            f"sources: [{{name: files, files: [{self._sources}], max_new_tokens: 64}},"
+            f"sources: [{{name: files, files: [{self.feeding.folder}], max_new_tokens: 64}},"
             "{name: pushed, http: true, max_new_tokens: 64}]\n"
         )
         self.cluster.__enter__()
@@ -113,12 +101,11 @@ class World:
             self._add(name, self._engine_command(name), {"OMP_NUM_THREADS": "1"})
         for name in SERVICES:
             self._add(name, [*TOKENHAUL, name.partition("-")[0]], self._settings(name))
-        for feeder in self._feeders:
-            feeder.start()
+        self.feeding.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
+        self.feeding.stop()
         for process in self.processes.values():
             process.signal(signal.SIGCONT)
         end([process.child for process in self.processes.values()], 20)
@@ -175,9 +162,9 @@ class World:
 
     def finish(self, seconds: float) -> None:
         """Stop feeding and hurting, let every service come to its end (`--until-idle`). Raises AssertionError."""
-        self._stop.set()
+        self.feeding.stop()
         deadline = time.monotonic() + seconds
-        while any(feeder.is_alive() for feeder in self._feeders):
+        while not self.feeding.ended:
             assert time.monotonic() < deadline, f"ingest did not take the last push within {seconds} s"
             self.wait(time.monotonic() + 0.2)
         self.wait(max([time.monotonic(), *(at for at, _, _ in self._later), *self._held.values()]) + 1.0)
@@ -206,7 +193,7 @@ class World:
             case "kill":
                 self.cluster.kill(node)
             case "restart":
-                self.cluster.signal(node, signal.SIGTERM)
+                self.cluster.stop(node)
             case "freeze":
                 self.cluster.freeze(node)
                 self._after(fault.seconds, lambda: self.cluster.thaw(node))
@@ -238,37 +225,6 @@ class World:
         status = process.child.status
         if status not in _BY_ITSELF:
             self.unexpected.append(f"{process.name} ended with {status}:\n{process.child.tail()}")
-
-    def _push(self) -> None:
-        """Batches over HTTP for as long as it goes; each is sent until it is answered for good."""
-        chance = random.Random(self._chance.random())
-        url = f"http://127.0.0.1:{self._ingest_port}/v1/prompts?source=pushed"
-        number = 0
-        while not self._stop.wait(chance.expovariate(1.0)):
-            size = chance.randint(1, 12)
-            texts = [f"Push {number} to the left." for number in range(number, number + size)]
-            number += size
-            body = b"".join(json.dumps({"prompt": text}).encode() + b"\n" for text in texts)
-            with self._pushed.open("ab") as file:
-                file.write(body)
-            while not _taken(url, body, size):
-                time.sleep(0.3)
-
-    def _append(self) -> None:
-        """Lines for as long as it goes, into file after file; now and then a line comes in two halves."""
-        number = 0
-        while not self._stop.is_set():
-            with (self._sources / f"{number:07d}.jsonl").open("ab", buffering=0) as file:
-                for _ in range(self._chance.randint(50, 400)):
-                    if self._stop.wait(self._chance.expovariate(25.0)):
-                        return
-                    line = json.dumps({"prompt": f"Say {number} in other words."}).encode() + b"\n"
-                    cut = self._chance.randrange(1, len(line)) if self._chance.random() < 0.05 else len(line)
-                    file.write(line[:cut])
-                    if cut < len(line):
-                        self._stop.wait(0.7)
-                        file.write(line[cut:])
-                    number += 1
 
     def _add(self, name: str, command: list[str], environ: Mapping[str, str]) -> None:
         self.processes[name] = Process(name, command, self.folder / f"{name}.log", os.environ | environ)
@@ -307,14 +263,3 @@ class World:
             "TOKENHAUL_SINK_MAX_ROWS": "200",
             "TOKENHAUL_SINK_MAX_AGE_SECONDS": "2",
         }  # fmt: skip
-
-
-def _taken(url: str, body: bytes, lines: int) -> bool:
-    """Whether ingest has answered that every line is published, now or before."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
-            results = [json.loads(line)["status"] for line in answer.read().splitlines()]
-    except (OSError, http.client.HTTPException):
-        return False
-    assert set(results) <= {"published", "repeated"}, results
-    return len(results) == lines

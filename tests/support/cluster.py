@@ -29,6 +29,7 @@ from services.local.processes import Child, end
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 USER, PASSWORD = "hauler", "correct-horse-battery"
 _START_SECONDS = 120.0
+_STOP_SECONDS = 30.0
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
@@ -50,6 +51,7 @@ class Cluster:
         self._ports_of = {node: (ports.pop(), ports.pop(), ports.pop()) for node in self.nodes}
         self._children: dict[int, Child] = {}
         self._frozen: set[int] = set()
+        self._stopping: set[int] = set()
         self._tools: list[Child] = []
 
     @property
@@ -76,6 +78,7 @@ class Cluster:
 
     def start(self, node: int) -> None:
         """Start a node, for the first time or again."""
+        self._stopping.discard(node)
         command = [
             "java", "-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{jars()}/*",
@@ -92,8 +95,9 @@ class Cluster:
             time.sleep(0.1)
 
     def stop(self, node: int) -> None:
-        """A clean stop, as for maintenance."""
-        end([self._children[node]], 30)
+        """Ask for a clean stop, as for maintenance; it hands its partitions over first, which takes its time."""
+        self.signal(node, signal.SIGTERM)
+        self._stopping.add(node)
 
     def kill(self, node: int) -> None:
         """kill -9."""
@@ -119,6 +123,8 @@ class Cluster:
         for node in self.nodes:
             if node in self._frozen:
                 self.thaw(node)
+            if node in self._stopping:
+                self._children[node].wait_or_kill(time.monotonic() + _STOP_SECONDS)
             if not self.runs(node):
                 self.start(node)
         for node in self.nodes:
