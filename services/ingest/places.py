@@ -39,12 +39,14 @@ class Input(Protocol):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """An input as it was found. While `version` stays, what it holds stays. `size` in bytes."""
+    """An input as it was found. While `version` stays, what it holds stays. `size` in bytes. `modified` is when it was
+    written last (Unix time), of a file that is to be read when nobody writes it any more."""
 
     version: Hashable
     size: int
     make: Callable[[], Input]
     inode: int = 0
+    modified: float | None = None
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -139,7 +141,8 @@ def _entry(path: Path) -> Entry | None:
     except OSError:
         return None  # gone since it was listed, or a link to nowhere
     version = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    return Entry(version, stat.st_size, partial(file_input, path), stat.st_ino)
+    modified = None if path.name.endswith(".jsonl") else stat.st_mtime
+    return Entry(version, stat.st_size, partial(file_input, path), stat.st_ino, modified)
 
 
 def _object_entry(url: str, found: ObjectFound) -> Entry:

@@ -76,7 +76,8 @@ class Reader:
             if turn.stopped:
                 continue
             try:
-                turn.look(places.find(turn.source.files, self._sources.folder, self._sources.roots))
+                found = places.find(turn.source.files, self._sources.folder, self._sources.roots)
+                turn.look(found, 0.0 if self._take_rest else self._scan_seconds)
             except Retry as error:
                 self._later(turn.source, error)
 
@@ -194,8 +195,9 @@ class _Turn:
         """How many records the source may still give. None: any number."""
         return None if self.source.limit is None else max(0, self.source.limit - self._records)
 
-    def look(self, found: places.Found) -> None:
-        """Take over what there is now."""
+    def look(self, found: places.Found, quiet_seconds: float) -> None:
+        """Take over what there is now. A file that does not grow by lines waits until nobody wrote it for so long: it
+        would be read from its start again and again."""
         for name, reason in found.passed_over.items():
             if name not in self._passed_over:
                 log.warning(
@@ -210,7 +212,10 @@ class _Turn:
             else:
                 self.files[name] = _File(entry, self._marks.get(name, Mark()))
         self.files = {name: self.files[name] for name in found.entries}
-        self.waiting = [name for name, file in self.files.items() if file.done != file.entry.version]
+        self.waiting = [
+            name for name, file in self.files.items()
+            if file.done != file.entry.version and _is_quiet(file.entry, quiet_seconds)
+        ]  # fmt: skip
         self._measure()
 
     def read(self, name: str, max_lines: int, take_rest: bool) -> Lines:
@@ -270,3 +275,8 @@ class _Turn:
         if other is None or other.offset <= file.mark.offset or (file.mark.offset and file.input.is_same(file.mark)):
             return file.mark
         return msgspec.structs.replace(other, records=0) if file.input.is_same(other) else file.mark
+
+
+def _is_quiet(entry: Entry, seconds: float) -> bool:
+    # A file from the future (another machine's clock) is not written now either.
+    return entry.modified is None or abs(time.time() - entry.modified) >= seconds

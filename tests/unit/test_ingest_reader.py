@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -206,14 +208,20 @@ def test_a_renamed_file_is_read_on_and_the_new_one_in_its_place_from_its_start(t
 def test_a_file_that_cannot_be_read_waits_until_it_changes(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "a.json").write_text('[{"half": ')
+    half = tmp_path / "a.json"
+    half.write_text('[{"half": ')
     write(tmp_path, "a.jsonl", 1)
     reading = reader(tmp_path, clock, Source(name="a", files=["*"], max_new_tokens=1))
     assert rest(reading) == [("a.jsonl", 1)]
+    assert not caplog.text, "it is being written: nothing is said yet"
+    os.utime(half, (0, time.time() - TEN))
+    assert rest(reading) == []
     reading.scan()
     assert reading.progress["a"].broken == 1
     assert caplog.text.count("a.json cannot be read") == 1
-    (tmp_path / "a.json").write_text('[{"half": 1}]')
+    half.write_text('[{"half": 1}]')
+    assert rest(reading) == []
+    os.utime(half, (0, time.time() - TEN))
     assert rest(reading) == [("a.json", 1)]
     assert not reading.stopped
 
