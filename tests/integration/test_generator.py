@@ -8,6 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
@@ -205,16 +206,27 @@ async def test_members_come_and_go_without_losing_or_repeating(kafka: Kafka) -> 
     await create_topics(kafka)
     prompts = [make_prompt(number) for number in range(400)]
     model = FakeModel(FACTS, latency=lambda _: 0.02)
-    async with FakeEngine(model) as engine, running(make_generator(kafka, engine, window="8")):
+    async with FakeEngine(model) as engine, AsyncExitStack() as stack:
+        first, second = (make_generator(kafka, engine, window="8") for _ in range(2))
+        await stack.enter_async_context(running(first))
         await publish(kafka, prompts[:200])
-        async with running(make_generator(kafka, engine, window="8")) as (joined, task):
+        async with running(second) as (joined, task):
             await eventually(lambda: not joined.health.not_ready)
+            await eventually(lambda: bool(_lag_shown_by(second)))
+            await eventually(lambda: _lag_shown_by(first, second) == [str(number) for number in range(PARTITIONS)])
             await publish(kafka, prompts[200:])
             joined.stopping.set()
             await asyncio.wait_for(task, 60)
         await eventually(lambda: _answered(kafka, prompts), 60)
     repeated = {prompt: count for prompt, count in asked(engine).items() if count > 1}
     assert len(repeated) <= 2 * 2 * 16, "more than was in flight at the two rebalances"
+
+
+def _lag_shown_by(*generators: Generator) -> list[str]:
+    """The partitions whose lag is exported, as often as it is: twice would be too much in a sum."""
+    families = [family for generator in generators for family in generator.metrics.registry.collect()]
+    samples = [sample for family in families for sample in family.samples]
+    return sorted(s.labels["partition"] for s in samples if s.name == "tokenhaul_consumer_lag_records")
 
 
 async def _answered(kafka: Kafka, prompts: list[Prompt]) -> bool:
