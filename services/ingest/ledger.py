@@ -28,6 +28,7 @@ from services.ingest.metrics import IngestMetrics
 from services.ingest.prompts import Ready
 from services.ingest.request import Request
 from services.ingest.sources import Source
+from services.kernel import failpoints
 from services.kernel.codec import Decoder, Encoder, schema_of
 from services.kernel.errors import Fatal, Reject, Retry
 from services.kernel.kafka import Kafka
@@ -193,8 +194,11 @@ class Ledger:
         try:
             async with asyncio.timeout(COMMIT_SECONDS):
                 await self._producer.begin_transaction()
+                failpoints.passing("transaction.begun")
                 await asyncio.gather(*[await self._send(message) for message in messages])
+                failpoints.passing("transaction.sent")
                 await self._producer.commit_transaction()
+                failpoints.passing("transaction.ended")
         except ProducerFenced as error:
             if time.monotonic() - began < TRANSACTION_SECONDS:
                 raise Fatal("another ingest took over: only one may run for these topics") from error
