@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator as Events
 from typing import Any
 
@@ -44,23 +44,19 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     session_seconds: float = 30.0
     restart_seconds: float = 60.0
     scale: tuple[tuple[float, int], ...] = ()
-    backlog: int | None = None
-    """Records of each partition; None: without end."""
     seed: int = 1
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """Shares of places; `again` counts records asked for more than once, `lost_seconds` the time of places that ended
-    without an outcome or with one too many, over all time of places."""
+    """Shares of places; `again` counts records asked for more than once, `lost_share` is the time of places that ended
+    without an outcome or with one too many, `behind` by how much of it the slowest partition is behind the mean one."""
 
     in_use: float = 0.0
     waiting: float = 0.0
     done: int = 0
     again: int = 0
     lost_share: float = 0.0
-    most_metadata: int = 0
-    timeline: list[float] = []
-    """Share in use of each second."""
+    behind: float = 0.0
 
 
 class Request:
@@ -185,9 +181,8 @@ class Generator:
 
     def _take(self, partition: int) -> Request | None:
         tracker = self.trackers[partition]
-        backlog = self.fleet.case.backlog
         # Below `high` lie those another member left unfinished; a new tracker begins with them.
-        while (offset := self.fleet.positions[partition]) < (backlog or math.inf) and tracker.room_for(offset):
+        while tracker.room_for(offset := self.fleet.positions[partition]):
             self.fleet.positions[partition] += 1
             if tracker.deliver(offset):
                 return Request(self, partition, offset)
@@ -236,6 +231,8 @@ class Fleet:
         self.result.in_use = self._busy / looks / places
         self.result.waiting = self._crowd / max(1.0, self._busy)
         self.result.done = len(self._outcomes)
+        done = Counter(partition for partition, _ in self._outcomes)
+        self.result.behind = 1 - min(done[each] for each in self.committed) * len(self.committed) / max(1, done.total())
         self.result.lost_share = self._lost / (self.case.seconds * places)
         return self.result
 
@@ -266,21 +263,11 @@ class Fleet:
         self._lost += seconds
 
     def _watch(self) -> Events[simpy.Event, Any, None]:
-        places = self.case.engines * self.case.places
-        second = 0.0
+        yield self.env.timeout(self.case.warm_up)
         while True:
-            for look in range(10):
-                running = sum(len(engine.running) for engine in self.engines)
-                second += running / places / 10
-                if self.env.now >= self.case.warm_up:
-                    self._busy += running
-                    self._crowd += sum(len(engine.queue) for engine in self.engines)
-                yield self.env.timeout(0.1)
-                if look == 9:
-                    self.result.timeline.append(second)
-                    second = 0.0
-            longest = (len(tracker.metadata()) for each in self.generators for tracker in each.trackers.values())
-            self.result.most_metadata = max(self.result.most_metadata, *longest, 0)
+            self._busy += sum(len(engine.running) for engine in self.engines)
+            self._crowd += sum(len(engine.queue) for engine in self.engines)
+            yield self.env.timeout(0.1)
 
     def _kill(self, second: float) -> Events[simpy.Event, Any, None]:
         yield self.env.timeout(second)
