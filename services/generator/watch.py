@@ -78,9 +78,9 @@ class Watch:
         return Window(fixed, fixed) if fixed else Window(_FIRST_WINDOW, self._settings.window_most)
 
     async def _follow(self, engine: Engine) -> None:
-        """One engine, until its address is gone and its last request has ended."""
+        """One engine, until its address is gone, its last request has ended and its death, if it died, is known."""
         backoff, loud_at = Backoff(base=0.5, cap=10.0), 0.0
-        while not (engine.retired and not engine.in_flight):
+        while not engine.retired or engine.in_flight or engine.on_trial:
             engine.probe_now.clear()
             trouble = await self._probe(engine)
             if trouble and (engine.ready or time.monotonic() >= loud_at):

@@ -313,6 +313,27 @@ async def test_addresses_that_come_and_go_are_followed(monkeypatch: pytest.Monke
         assert len(engines.all) == 2, "a name server that fails takes no engine away"
 
 
+async def test_the_death_of_an_engine_that_is_given_no_more_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts, up = ["10.0.0.1"], True
+
+    async def addresses(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(2, 1, 6, "", (host, 30000)) for host in hosts]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return well(request) if up or request.url.host == "10.0.0.2" else httpx.Response(503)
+
+    monkeypatch.setattr(watch_module, "_RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", addresses)
+    async with watched(["dns+http://sglang:30000"], answer) as engines:
+        async with engines.place() as gone:
+            hosts[:] = ["10.0.0.2"]
+            await eventually(lambda: gone.retired)
+            up = False  # scaled down: the name lost its address first, then the process ends
+        async with asyncio.timeout(10):
+            assert await gone.died(), "who lost its connection there must be told, or it waits for ever"
+        await eventually(lambda: [engine.name for engine in engines.all] == ["10.0.0.2:30000"])
+
+
 PROBES = Probes(tokenizer_fingerprint="f", probes=[Probe("hello world", [28120, 905]), Probe("<s>hi", [1, 5])])
 
 
