@@ -1,8 +1,8 @@
 """Which rows an export takes, and why it leaves the others.
 
-Filters look at one row. Caps and ratios look at a whole source: of it, the rows with the lowest keys are taken. Keys
+Filters look at one row. Caps and ratios look at a whole source: of it, the rows with the lowest ranks are taken. Ranks
 are hashes of record ids, so that the choice is the same whatever the order of the rows, and a larger cap takes the same
-rows and more.
+rows and more. Keys, by which rows are put in order, are other hashes: else a capped source would stand at the front.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Chosen(msgspec.Struct):
 
     keep: NDArray[np.bool_]
     keys: Keys
+    ranks: Keys
     eval: NDArray[np.bool_]
     reasons: NDArray[np.object_]
     """Why a row is left out; None for those kept."""
@@ -41,7 +42,7 @@ class Chosen(msgspec.Struct):
 class _Candidates(NamedTuple):
     """Rows of a source that may be taken: arrays of shape (rows,)."""
 
-    keys: Keys
+    ranks: Keys
     lengths: NDArray[np.int32]
     eval: NDArray[np.bool_]
 
@@ -79,7 +80,7 @@ class Selection:
         lengths = np.minimum(total, self.filters.max_length).astype(np.int32)
         for source in set(sources[chosen.keep]):
             here = chosen.keep & (sources == source)
-            self._candidates[source].append(_Candidates(chosen.keys[here], lengths[here], chosen.eval[here]))
+            self._candidates[source].append(_Candidates(chosen.ranks[here], lengths[here], chosen.eval[here]))
 
     def settle(self) -> None:
         """All rows were surveyed: decide how many of each source are taken. Raises SettingsError for wrong names, and
@@ -95,13 +96,13 @@ class Selection:
             for source, parts in self._candidates.items()
         }
         self._candidates.clear()
-        counts = {source: len(each.keys) for source, each in found.items()}
+        counts = {source: len(each.ranks) for source, each in found.items()}
         for source, wanted in self._wanted(counts).items():
-            keys, lengths, to_eval = found[source]
-            taken = np.ones(len(keys), np.bool_)
+            ranks, lengths, to_eval = found[source]
+            taken = np.ones(len(ranks), np.bool_)
             if wanted < counts[source]:
-                self._limits[source] = np.partition(keys, wanted)[wanted]
-                taken = keys < self._limits[source]
+                self._limits[source] = np.partition(ranks, wanted)[wanted]
+                taken = ranks < self._limits[source]
                 self.left_out["cap or ratio of its source"] += int((~taken).sum())
             for split, here in ((EVAL, taken & to_eval), (TRAIN, taken & ~to_eval)):
                 self.tokens[split] += int(lengths[here].sum(dtype=np.int64))
@@ -112,15 +113,15 @@ class Selection:
         reasons = np.full(len(table), None, object)
         for reason, wrong in self._wrong(table, ids):
             reasons[wrong & (reasons == None)] = reason  # noqa: E711  # elementwise
-        keys = hashing.keys(self.filters.seed, "order", ids)
+        keys, ranks = (hashing.keys(self.filters.seed, purpose, ids) for purpose in ("order", "rank"))
         if self._limits:
             limits = np.array([self._limits.get(source, _ALL_KEYS) for source in strings(table, "source")], np.uint64)
-            reasons[(keys >= limits) & (reasons == None)] = "cap or ratio of its source"  # noqa: E711
+            reasons[(ranks >= limits) & (reasons == None)] = "cap or ratio of its source"  # noqa: E711
         # All turns and samples of a conversation go the same way: one must not be examined on what it was taught.
         conversations, prompts = strings(table, "conversation_id"), strings(table, "prompt_id")
         groups = [own or prompt for own, prompt in zip(conversations, prompts, strict=True)]
         by = hashing.keys(self.filters.seed, "eval", groups)
-        return Chosen(reasons == None, keys, hashing.below(by, self.filters.eval_share), reasons)  # noqa: E711
+        return Chosen(reasons == None, keys, ranks, hashing.below(by, self.filters.eval_share), reasons)  # noqa: E711
 
     def _wrong(self, table: pa.Table, ids: NDArray[np.object_]) -> Wrong:
         """Each reason to leave rows out, and the rows it holds for."""

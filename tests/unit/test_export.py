@@ -159,8 +159,9 @@ def test_caps_ratios_and_samples(root: Path, capsys: pytest.CaptureFixture[str])
     assert counts("--ratio", "test=0.5", "--ratio", "few=0.5") == (20, 20)
     assert counts("--ratio", "test=3", "--ratio", "few=1") == (60, 20)
     assert counts("--ratio", "few=1") == (0, 20)
-    small, large = (ids(lines(root / f"--cap-{n}")) for n in (30, 30))
-    assert small <= large
+    assert counts("--cap", 50) == (50, 20)
+    small, large = (ids(lines(root / f"--cap-{n}")) for n in (30, 50))
+    assert small < large, "a larger cap takes the same rows and more"
     sampled = counts("--sample", 0.5)
     assert 25 < sampled[0] < 55
     assert "cap or ratio of its source" in capsys.readouterr().out
@@ -170,6 +171,15 @@ def test_caps_ratios_and_samples(root: Path, capsys: pytest.CaptureFixture[str])
     assert main([*words, "--cap", "few=3"]) == 0, "a name that was misspelt stands in nobody's way"
     assert main([*words[:5], str(root / "y"), *words[6:], "--ratio", "0.5"]) == 2
     assert "--ratio '0.5' is not NAME=NUMBER" in capsys.readouterr().err
+
+
+def test_a_capped_source_is_spread_over_all_files(root: Path) -> None:
+    append(root / "data", [*sequences(300), *sequences(60, first=500, prompt={"source": "few"})])
+    out = export(root, "specforge", "--cap", "test=60", "--tokens-per-file", 210)
+    files = [[row["source"] for row in lines(out, path.name)] for path in sorted(out.glob("*.jsonl"))]
+    assert len(files) == 4
+    assert max(map(len, files)) < 2 * min(map(len, files))
+    assert all(4 < file.count("test") < len(file) - 4 for file in files), "its rows stand together"
 
 
 def test_snapshots_discards_and_revisions(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
