@@ -203,6 +203,15 @@ def test_a_router_retries_nothing(tmp_path: Path) -> None:
     assert "--disable-retries" in router["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
+def test_engines_admit_all_who_ask_them(tmp_path: Path) -> None:
+    manifests = variant(tmp_path, "sglang-router")
+    pods = {each["metadata"]["name"]: each["spec"]["template"]["metadata"]["labels"] for each in workloads(manifests)}
+    (rule,) = one(manifests, "NetworkPolicy", "sglang")["spec"]["ingress"]
+    admitted = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if "podSelector" in peer]
+    for who in ("sglang-router", "tokenhaul-generator", "tokenhaul-ingest"):
+        assert any(peer.items() <= pods[who].items() for peer in admitted), who
+
+
 def test_every_component_is_part_of_some_overlay_that_is_checked() -> None:
     checked = {"sglang-router", "tokenizer-pvc", "push-api"}
     for name in ("dev", "prod"):
