@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from services.ingest.lines import MAX_BATCH_BYTES, Line, Lines, Mark
-from services.ingest.stored import record_line
+from services.ingest.stored import table_line
 from services.kernel.errors import Fatal, Retry
 
 _URL = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:\?(.*))?")
@@ -86,7 +86,7 @@ class Rows:
             end = min(self.rows, row + min(_ROWS_AT_ONCE, max_lines - len(lines)))
             for record in self._table[row:end].to_pylist():
                 row += 1
-                lines.append(record_line(row, record))
+                lines.append(table_line(row, record))
                 size += len(lines[-1].data)
         offset = self._size * row // max(1, self.rows)
         new = Mark(offset, row, self._known, self.rows, records=mark.records, complete=row == self.rows)

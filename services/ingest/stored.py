@@ -11,7 +11,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import ijson
 import msgspec
@@ -156,7 +156,7 @@ class Stored:
                 for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group]):
                     skipped = min(len(batch), max(0, start - row))
                     for number, record in enumerate(batch.slice(skipped).to_pylist(), row + skipped + 1):
-                        yield record_line(number, record)
+                        yield table_line(number, record)
                     row += len(batch)
 
 
@@ -164,6 +164,20 @@ def record_line(row: int, record: object) -> Line:
     """A record that is no text yet, as a line. What JSON has not (dates, decimals, bytes) becomes text or a number."""
     data = _encode(record)
     return Line(row, data[: MAX_LINE_BYTES + 1], too_long=len(data) > MAX_LINE_BYTES)
+
+
+def table_line(row: int, record: dict[str, object]) -> Line:
+    """A row of an Arrow table, as a line. A struct has all keys that any row gave it, null where this row had none: a
+    template would print the parameters of other rows' tools. So what is null inside of a column is not there."""
+    return record_line(row, {column: _without_nulls(value) for column, value in record.items()})
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list) and any(isinstance(each, dict | list) for each in value[:1] + value[-1:]):
+        return [_without_nulls(each) for each in value]
+    return value
 
 
 def _lines(content: BinaryIO, start: int) -> Iterator[Line]:

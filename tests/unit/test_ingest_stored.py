@@ -42,6 +42,14 @@ def content(name: str, records: list[Any]) -> bytes:
     return PACK[packing](data)
 
 
+def test_keys_that_only_other_rows_of_a_parquet_file_have_are_not_there(tmp_path: Path) -> None:
+    tools = [{"name": "f", "parameters": {"x": {"type": "int"}}}, {"name": "g", "parameters": {"y": {"enum": [None]}}}]
+    records = [{"prompt": "p", "tools": [tool], "more": None} for tool in tools] + [{"prompt": "p", "tools": []}]
+    (tmp_path / "s.parquet").write_bytes(content("s.parquet", records))
+    found, _ = read(opened(tmp_path / "s.parquet"), Mark(), 10)
+    assert [record["tools"] for record in found] == [[tools[0]], [tools[1]], []], "a template prints them"
+
+
 _opened: list[Input] = []
 
 
