@@ -134,8 +134,9 @@ class Reader:
                 turn.later(name)
                 continue
             except (Broken, OSError) as error:
-                self._put_aside(turn, name, str(error))
+                self._put_aside(turn, name, error)
                 continue
+            file.broken = False
             if taken.lines or msgspec.structs.replace(taken.mark, inode=before.inode) != before:
                 return Batch(turn.source, name, taken.lines, taken.mark)
             turn.done(name)
@@ -148,14 +149,21 @@ class Reader:
             raise error
         log.warning("source %s: %s", source.name, error, extra={"action": "retry"})
 
-    def _put_aside(self, turn: _Turn, name: str, error: str) -> None:
-        """A file that cannot be read may still be written. At the end of all it is an error of its source."""
-        turn.files[name].broken = True
-        turn.done(name)
-        log.error(
-            "source %s: %s cannot be read: %s (it is tried again when it changes)", turn.source.name, name, error,
-            extra={"action": "file_broken"},
-        )  # fmt: skip
+    def _put_aside(self, turn: _Turn, name: str, error: Broken | OSError) -> None:
+        """A file that cannot be read may still be written; what the system refused it may give later, with no change to
+        be seen in the file. At the end of all either is an error of its source."""
+        file = turn.files[name]
+        when = "when it changes" if isinstance(error, Broken) else "at every look"
+        if isinstance(error, Broken):
+            turn.done(name)
+        else:
+            turn.later(name)
+        if not file.broken:
+            log.error(
+                "source %s: %s cannot be read: %s (it is tried again %s)", turn.source.name, name, error, when,
+                extra={"action": "file_broken"},
+            )  # fmt: skip
+        file.broken = True
         if self._take_rest:
             self.stop(turn.source.name, f"{name} cannot be read: {error}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.ingest.lines import Mark
+from services.ingest.lines import Growing, Mark
 from services.ingest.reader import Progress, Reader
 from services.ingest.sources import Sample, Source, Sources
 
@@ -224,6 +224,26 @@ def test_a_file_that_cannot_be_read_waits_until_it_changes(
     os.utime(half, (0, time.time() - TEN))
     assert rest(reading) == [("a.json", 1)]
     assert not reading.stopped
+
+
+def test_a_file_the_system_does_not_give_is_asked_for_again(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    write(tmp_path, "a.jsonl", 1)
+    reading = reader(tmp_path, clock, source("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Growing, "read", refused)
+        for _ in range(3):
+            assert rest(reading) == []
+        reading.scan()
+        assert reading.progress["a"].broken == 1
+    assert caplog.text.count("a.jsonl cannot be read") == 1
+    assert rest(reading) == [("a.jsonl", 1)], "a chmod, or a mount that came back, changes neither size nor time"
+    reading.scan()
+    assert reading.progress["a"].broken == 0
 
 
 def test_at_the_end_of_all_a_broken_file_is_an_error_of_its_source_alone(tmp_path: Path, clock: Clock) -> None:
