@@ -123,10 +123,10 @@ def _refusal(url: str, response: Response, seconds: float) -> Retry | Reject:
     status, detail = response.status, f"{url} answered {response.status}: {response.text[:_BODY_SHOWN]}"
     if status == 500 and _WORKER_LOST in response.text:
         return WorkerLost("worker_lost", detail) if seconds > _DYING_SECONDS else Retry("worker_down", detail)
-    # Nothing is wrong with the prompt in the next two: it must not fail because of what is wrong around it.
+    # Nothing is wrong with the prompt in the next three: it must not fail because of what is wrong around it.
     if status in (401, 403):
         return EngineBusy(f"http_{status}", f"{detail} (is TOKENHAUL_GENERATOR_API_KEY right?)")
-    if status in (404, 405):
+    if status in (404, 405) or status < 400:  # a redirect is not followed: the key would go with it
         return EngineBusy(f"http_{status}", f"{detail} (is it an SGLang server, or a proxy that hides its /generate?)")
     if status in (429, 503):
         return EngineBusy(f"http_{status}", detail, _retry_after(response))

@@ -58,6 +58,7 @@ async def test_recorded_answers_are_read(case: str) -> None:
         (httpx.Response(502, text="<html>bad gateway</html>"), Retry, "http_502", None),
         (recorded("45-all-dead-0"), Retry, "worker_down", None),
         (httpx.Response(404, json={"detail": "Not Found"}), EngineBusy, "http_404", None),
+        (httpx.Response(302, headers={"Location": "https://login"}), EngineBusy, "http_302", None),
         (recorded("45c-all-dead-after-health-check"), EngineBusy, "http_503", None),
         (recorded("34-q-queued"), Aborted, "abort", None),
         (recorded("14c-aborted-nonstream"), Aborted, "abort", None),
