@@ -49,7 +49,7 @@ class PromptsApi:
             return refusal
         source, results = request.query_params["source"], list[Result]()
         try:
-            async for records in self._chunks(request):
+            async for records in self._chunks(request, self._intake.sources[source].samples):
                 results += await self._intake.push(source, records)
         except _TooMuch as error:
             return _error(413, f"{error}; {len(results)} lines of it are done", len(results))
@@ -82,15 +82,16 @@ class PromptsApi:
             return _later(429, "the generators have enough to do for now")
         return None
 
-    async def _chunks(self, request: Request) -> AsyncIterator[list[_Record]]:
-        """The lines of the body that are not blank, as many as go into one batch."""
+    async def _chunks(self, request: Request, samples: int) -> AsyncIterator[list[_Record]]:
+        """The lines of the body that are not blank, as many as go into one batch: it is counted in prompts."""
+        most = max(1, self._records // samples)
         records: list[_Record] = []
         size = 0
         async for number, data, too_long in self._lines(request):
             if data := data if too_long else data.strip():
                 records.append((number, data, too_long))
                 size += len(data)
-            if len(records) >= self._records or size >= MAX_BATCH_BYTES:
+            if len(records) >= most or size >= MAX_BATCH_BYTES:
                 yield records
                 records, size = [], 0
         if records:

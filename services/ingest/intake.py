@@ -12,7 +12,7 @@ from services.ingest.prompts import Made
 from services.ingest.reader import Batch
 from services.ingest.selection import selected
 from services.ingest.sources import Source
-from services.kernel.errors import Fatal, Retry
+from services.kernel.errors import Retry, TokenhaulError
 
 FILE = "http"
 """What stands for a file in the cursor and the references of pushed records; rows count on for ever."""
@@ -99,7 +99,7 @@ class Intake:
             self._source(name)
             try:
                 made = await asyncio.to_thread(self._make, batch)
-            except Fatal as error:
+            except TokenhaulError as error:  # Fatal, or a process of the tokenizer died: so for files, too
                 self._fail(error)
                 raise Retry("closed", str(error)) from error
         if self._source(name) != source:

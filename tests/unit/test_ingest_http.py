@@ -18,7 +18,7 @@ from services.ingest.prompts import Letter, Made, Ready
 from services.ingest.reader import Batch
 from services.ingest.settings import IngestSettings, check
 from services.ingest.sources import Sample, Source
-from services.kernel.errors import Fatal, SettingsError
+from services.kernel.errors import Fatal, SettingsError, TokenhaulError
 from services.kernel.settings import Secret
 from tests.support.ingest import SMOLLM2
 
@@ -117,6 +117,12 @@ async def test_requests_share_a_transaction() -> None:
     assert [result[0].status for result in await asyncio.gather(*posts)] == ["repeated"] * 5
 
 
+async def test_a_source_with_samples_gives_fewer_records_to_a_transaction() -> None:
+    desk = Desk(settings(), source(samples=2))
+    await desk.post(b"".join(b"%d\n" % n for n in range(8)))
+    assert [len(part.batch.lines) for parts in desk.transactions for part in parts] == [2, 2, 2, 2]
+
+
 async def test_nobody_waits_for_ever_when_a_transaction_fails() -> None:
     desk = Desk(settings())
     post = asyncio.create_task(desk.client.post("/v1/prompts?source=web", content=b"1\n"))
@@ -186,9 +192,10 @@ async def test_a_sample_leaves_records_out_and_says_so() -> None:
     assert 10 < counts["left_out"] < 30
 
 
-async def test_a_fatal_error_ends_the_service_not_only_the_request() -> None:
+@pytest.mark.parametrize("kind", [Fatal, TokenhaulError], ids=["fatal", "a process of the tokenizer died"])
+async def test_a_fatal_error_ends_the_service_not_only_the_request(kind: type[TokenhaulError]) -> None:
     def broken(batch: Batch) -> Made:
-        raise Fatal("the tokenizer is another model's")
+        raise kind("the tokenizer is another model's")
 
     desk = Desk(settings())
     desk.intake = Intake(broken, desk.failures.append)
