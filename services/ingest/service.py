@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
@@ -19,13 +18,12 @@ from aiokafka.errors import KafkaError
 from services.ingest import commands as given
 from services.ingest import sources
 from services.ingest.backlog import Backlog
-from services.ingest.declaration import Declaration, Upkeep
+from services.ingest.declaration import Declaration
 from services.ingest.http import PromptsApi, served
 from services.ingest.intake import Intake
 from services.ingest.ledger import Ledger
-from services.ingest.making import Making
 from services.ingest.metrics import IngestMetrics
-from services.ingest.reader import Reader
+from services.ingest.reading import Reading
 from services.ingest.settings import IngestSettings, check
 from services.ingest.sources import Sources
 from services.kernel import control, topics
@@ -45,9 +43,8 @@ _FULL_SECONDS = 0.5
 class Ingest:
     """Reads, tokenizes, publishes; ends when all is read (`--until-idle`) or when it is asked to."""
 
-    _now: Declaration
+    _reading: Reading
     _intake: Intake
-    _upkeep: Upkeep
 
     def __init__(self, settings: IngestSettings, kafka: Kafka, declared: Sources, *, strict: bool = False) -> None:
         """`strict`: a source that stopped is an error at the end."""
@@ -59,7 +56,7 @@ class Ingest:
     async def run(self, context: Context) -> None:
         """See services.kernel.lifecycle.Service."""
         context.health.set_ready(because=f"waiting for Kafka at {self._kafka.address}")
-        self._intake = Intake(lambda batch: self._now.make(batch), context.fail)
+        self._intake = Intake(lambda batch: self._reading.declared.make(batch), context.fail)
         async with AsyncExitStack() as stack:
             if self._settings.http_port and not context.until_idle:
                 api = PromptsApi(self._settings, self._intake, lambda: self._backlog.full)
@@ -71,102 +68,72 @@ class Ingest:
                 except (Retry, KafkaError) as error:
                     self.metrics.retried(error.cause if isinstance(error, Retry) else "kafka")
                     context.health.set_ready(because=f"Kafka at {self._kafka.address}: {error!r}")
-                    wait = self._backoff.next()
-                    log.warning("%r; trying again in %.1f s", error, wait, extra={"action": "retry"})
+                    log.warning(
+                        "%r; trying again in %.1f s", error, wait := self._backoff.next(), extra={"action": "retry"}
+                    )
                     await set_within(context.stopping, wait)
 
     async def _attempt(self, context: Context) -> None:
         """Fence a predecessor, find out where it was, go on. Kafka may be away, the topics long: it takes its time."""
-        if not hasattr(self, "_now"):
-            dataset = await topics.check(self._kafka)
-            self._now = await asyncio.to_thread(Declaration.prepare, self._settings, self._declared, dataset)
-            self._upkeep = Upkeep(self._settings, self._now, self.metrics)
-            if not context.until_idle:
-                context.spawn(self._upkeep.follow())
-            if self._settings.backlog:
-                context.spawn(self._backlog.follow())
+        if not hasattr(self, "_reading"):
+            await self._prepare(context)
         id = f"{self._kafka.settings.prefix}.ingest"
         async with (
             self._kafka.started(lambda: self._kafka.producer(transactional_id=id), context.stopping) as producer,
             control.following(self._kafka, context.spawn) as commands,
         ):
-            ledger = Ledger(self._kafka, producer, self._now.dataset.partitions, self.metrics)
+            ledger = Ledger(self._kafka, producer, self._reading.declared.dataset.partitions, self.metrics)
             await ledger.recover()
-            await ledger.announce(self._now.probes)
-            reader = self._begin(context, ledger, self._now)
+            await ledger.announce(self._reading.declared.probes)
+            self._reading.begin(ledger)
             context.begin()
             context.health.set_ready()
-            await self._haul(context, reader, ledger, commands)
+            await self._haul(context, ledger, commands)
 
-    def _begin(self, context: Context, ledger: Ledger, declared: Declaration) -> Reader:
-        """Read on where each file was left. Raises Fatal when a source asks otherwise than it did."""
-        marks = ledger.begin(declared.sources.sources, declared.requests)
-        self._now = declared
-        self._intake.open(declared.sources.sources, marks)
-        return Reader(
-            declared.sources,
-            marks,
-            batch_records=self._settings.batch_records,
-            scan_seconds=self._settings.scan_seconds,
-            take_rest=context.until_idle,
-        )
+    async def _prepare(self, context: Context) -> None:
+        dataset = await topics.check(self._kafka)
+        declared = await asyncio.to_thread(Declaration.prepare, self._settings, self._declared, dataset)
+        self._reading = Reading(self._settings, declared, self._intake, self.metrics, take_rest=context.until_idle)
+        if not context.until_idle:
+            context.spawn(self._reading.upkeep.follow())
+        if self._settings.backlog:
+            context.spawn(self._backlog.follow())
 
-    async def _haul(self, context: Context, reader: Reader, ledger: Ledger, commands: ControlView) -> None:
-        making, look_at, now = Making(), -math.inf, asyncio.get_running_loop().time
+    async def _haul(self, context: Context, ledger: Ledger, commands: ControlView) -> None:
+        reading, backlog = self._reading, self._backlog
         try:
             while not context.stopping.is_set():
                 context.health.beat()
                 await given.apply(context, self._kafka, ledger, commands)
-                if not making and (declared := self._upkeep.take()):
-                    reader, look_at = self._switch(context, reader, ledger, declared), -math.inf
-                ended, full = now() < look_at, self._backlog.full
-                self.metrics.paused.set(full)
-                while making.room and not (ended or full or self._upkeep.waits):
-                    if batch := await asyncio.to_thread(reader.next):
-                        making.start(self._now.make, batch)
-                        self.metrics.records_in.inc(len(batch.lines))
-                    else:
-                        ended, look_at = True, now() + self._settings.scan_seconds
-                self.metrics.progress(reader.progress, reader.stopped, making.records, self._backlog.size)
-                if making or self._intake.arrived.is_set():
-                    await self._publish(context, reader, ledger, making)
-                elif ended and context.until_idle:
-                    await ledger.idle(context.process.run_id, self._now.requests, reader.stopped)
-                    return self._conclude(reader)
+                reading.take_edits(ledger)
+                self.metrics.paused.set(full := backlog.full)
+                if not full:
+                    await reading.ahead()
+                reader = reading.reader
+                self.metrics.progress(reader.progress, reader.stopped, reading.making.records, backlog.size)
+                if reading.making or self._intake.arrived.is_set():
+                    await self._publish(context, ledger)
+                elif reading.rests and context.until_idle:
+                    await ledger.idle(context.process.run_id, reading.declared.requests, reader.stopped)
+                    if self._strict and (stopped := reader.stopped):
+                        raise Fatal("\n".join(f"source {name} stopped: {why}" for name, why in stopped.items()))
+                    return
                 else:
-                    wait = _FULL_SECONDS if full else max(0.0, look_at - now())
-                    await any_set_within([context.stopping, self._intake.arrived, self._upkeep.arrived], wait)
+                    news = [context.stopping, self._intake.arrived, reading.upkeep.arrived]
+                    await any_set_within(news, _FULL_SECONDS if full else reading.rests)
         finally:
             self._intake.close("ingest stops" if context.stopping.is_set() else "Kafka gave no answer")
-            await making.cancel()
-            reader.close()
+            await reading.close()
 
-    async def _publish(self, context: Context, reader: Reader, ledger: Ledger, making: Making) -> None:
+    async def _publish(self, context: Context, ledger: Ledger) -> None:
         """The batch that was read first, and with it what was pushed meanwhile."""
-        parts = [await making.first()] if making else []
-        parts += self._intake.take(self._settings.batch_records)
+        read = [await self._reading.making.first()] if self._reading.making else []
+        parts = read + self._intake.take(self._settings.batch_records)
         with context.health.unready_after(_SLOW_SECONDS, f"Kafka at {self._kafka.address} takes long to commit"):
             self._backlog.published(await ledger.publish(parts))
         self._backoff.reset()
-        if making:
-            making.done()
-            if why := self._now.patience[parts[0].batch.source.name].after(parts[0].batch.lines, parts[0].made):
-                reader.stop(parts[0].batch.source.name, why)
-
-    def _switch(self, context: Context, reader: Reader, ledger: Ledger, declared: Declaration) -> Reader:
-        """Go on with another sources file, unless it asks otherwise about what is read already."""
-        try:
-            new = self._begin(context, ledger, declared)
-        except Fatal as refusal:
-            self._upkeep.refused(refusal)
-            return reader
-        self._upkeep.taken()
-        reader.close()
-        return new
-
-    def _conclude(self, reader: Reader) -> None:
-        if self._strict and reader.stopped:
-            raise Fatal("\n".join(f"source {name} stopped: {why}" for name, why in reader.stopped.items()))
+        for part in read:
+            self._reading.published(part)
 
 
 def make(environ: Mapping[str, str]) -> Ingest:

@@ -178,6 +178,8 @@ def test_an_edited_sources_file_is_taken_and_a_wrong_edit_changes_nothing(ingest
     wait_for(lambda: ingest.ready() and ingest.metric("tokenhaul_ingest_published_total") == 1, 60)
     ingest.declare("name: a, files: [a.jsonl]", "name: b, files: [b.jsonl], samples: 0")  # not allowed
     wait_for(lambda: ingest.metric("tokenhaul_ingest_reload_refused") == 1, 30)
+    ingest.declare("name: a, files: [a.jsonl]")
+    wait_for(lambda: ingest.metric("tokenhaul_ingest_reload_refused") == 0, 30)
     ingest.declare("name: a, files: [a.jsonl], sampling: {temperature: 0.5}", "name: b, files: [b.jsonl]")
     wait_for(lambda: ingest.metric("tokenhaul_ingest_reload_refused") == 1, 30)
     with (tmp_path / "a.jsonl").open("ab") as out:
