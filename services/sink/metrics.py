@@ -40,7 +40,7 @@ class SinkMetrics(GroupMetrics):
         )
         self._last_commit = self.gauge(
             "tokenhaul_sink_last_commit_timestamp_seconds",
-            "When a shard was committed; before the first, when the process began.",
+            "When a shard was committed, or nothing waited for one; before that, when the process began.",
         )
         self._last_commit.set(time.time())
         self._shard_bytes = self.histogram(
@@ -110,9 +110,12 @@ class SinkMetrics(GroupMetrics):
         for source in self._sources | outcomes.keys():
             self._source_outcomes.labels(source).set(outcomes[source])
         self._sources |= outcomes.keys()
+        lags = {partition: ends[partition] - state.chain.tail for partition, state in states.items()}
         for partition, state in states.items():
             self._tail.labels(str(partition)).set(state.chain.tail)
-            self.lag(topic, partition, ends[partition] - state.chain.tail)
+            self.lag(topic, partition, lags[partition])
+        if states and not any(lags.values()):  # what comes after a pause has not waited since the shard before it
+            self._last_commit.set(time.time())
         # What another sink has now, it reports: shown twice, sums over all sinks would be wrong.
         for partition in self._shown - states.keys():
             self._tail.remove(str(partition))

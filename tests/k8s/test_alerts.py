@@ -56,7 +56,14 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "TokenhaulServiceDown": ({'tokenhaul_build_info{stage="generator"}': "_x180"}, set()),
     "TokenhaulNoEngineReady": ({'tokenhaul_engine_ready{engine="e"}': "0x180"}, {"TokenhaulEngineNotReady"}),
     "TokenhaulNotProgressing": ({'tokenhaul_records_out_total{stage="generator"}': "7x180"}, set()),
-    "TokenhaulSinkStalled": ({"tokenhaul_sink_last_commit_timestamp_seconds": "6000x180"}, set()),
+    "TokenhaulSinkStalled": (  # one of two
+        {
+            'tokenhaul_consumer_lag_records{topic="t.sequences", instance="b"}': "1000x180",
+            'tokenhaul_sink_max_age_seconds{instance="b"}': "300x180",
+            'tokenhaul_sink_last_commit_timestamp_seconds{instance="b"}': "6000x180",
+        },
+        set(),
+    ),
     "TokenhaulOffsetGap": ({"tokenhaul_sink_offset_gap_records_total": "0x150 80x30"}, set()),
     "TokenhaulNotReady": ({'tokenhaul_ready{stage="sink", instance="s"}': "1x100 0x80"}, set()),
     "TokenhaulRestarting": (

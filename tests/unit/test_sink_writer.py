@@ -49,6 +49,17 @@ async def test_old_shards_are_committed_without_being_full(tmp_path: Path) -> No
     assert verify(tmp_path).ok
 
 
+async def test_a_pause_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+    await bench.assign(0)
+    monkeypatch.setattr(time, "time", lambda: 5000.0)
+    await bench.read()
+    monkeypatch.setattr(time, "time", lambda: 6000.0)
+    bench.consumer.append(0, *ROWS[:2])
+    await bench.read()
+    assert bench.metric("sink_last_commit_timestamp_seconds") == 5000, "what came has waited since then at most"
+
+
 async def test_who_comes_next_goes_on_at_the_tail(tmp_path: Path) -> None:
     first = Bench(tmp_path, max_rows=5)
     first.consumer.append(0, *ROWS)
