@@ -15,8 +15,7 @@ from contextlib import AsyncExitStack
 
 from aiokafka.errors import KafkaError
 
-from services.ingest import commands as given
-from services.ingest import sources
+from services.ingest import commands, sources
 from services.ingest.backlog import Backlog
 from services.ingest.declaration import Declaration
 from services.ingest.http import PromptsApi, served
@@ -27,7 +26,6 @@ from services.ingest.reading import Reading
 from services.ingest.settings import IngestSettings, check
 from services.ingest.sources import Sources
 from services.kernel import control, topics
-from services.kernel.control import ControlView
 from services.kernel.errors import Fatal, Retry
 from services.kernel.kafka import Kafka, KafkaSettings
 from services.kernel.lifecycle import Context
@@ -68,19 +66,18 @@ class Ingest:
                 except (Retry, KafkaError) as error:
                     self.metrics.retried(error.cause if isinstance(error, Retry) else "kafka")
                     context.health.set_ready(because=f"Kafka at {self._kafka.address}: {error!r}")
-                    log.warning(
-                        "%r; trying again in %.1f s", error, wait := self._backoff.next(), extra={"action": "retry"}
-                    )
+                    wait = self._backoff.next()
+                    log.warning("%r; trying again in %.1f s", error, wait, extra={"action": "retry"})
                     await set_within(context.stopping, wait)
 
     async def _attempt(self, context: Context) -> None:
         """Fence a predecessor, find out where it was, go on. Kafka may be away, the topics long: it takes its time."""
         if not hasattr(self, "_reading"):
             await self._prepare(context)
-        id = f"{self._kafka.settings.prefix}.ingest"
+        fencing = f"{self._kafka.settings.prefix}.ingest"
         async with (
-            self._kafka.started(lambda: self._kafka.producer(transactional_id=id), context.stopping) as producer,
-            control.following(self._kafka, context.spawn) as commands,
+            self._kafka.started(lambda: self._kafka.producer(transactional_id=fencing), context.stopping) as producer,
+            control.following(self._kafka, context.spawn) as view,
         ):
             ledger = Ledger(self._kafka, producer, self._reading.declared.dataset.partitions, self.metrics)
             await ledger.recover()
@@ -88,7 +85,7 @@ class Ingest:
             self._reading.begin(ledger)
             context.begin()
             context.health.set_ready()
-            await self._haul(context, ledger, commands)
+            await self._haul(context, ledger, view)
 
     async def _prepare(self, context: Context) -> None:
         dataset = await topics.check(self._kafka)
@@ -99,12 +96,12 @@ class Ingest:
         if self._settings.backlog:
             context.spawn(self._backlog.follow())
 
-    async def _haul(self, context: Context, ledger: Ledger, commands: ControlView) -> None:
+    async def _haul(self, context: Context, ledger: Ledger, view: control.ControlView) -> None:
         reading, backlog = self._reading, self._backlog
         try:
             while not context.stopping.is_set():
                 context.health.beat()
-                await given.apply(context, self._kafka, ledger, commands)
+                await commands.apply(context, self._kafka, ledger, view)
                 reading.take_edits(ledger)
                 self.metrics.paused.set(full := backlog.full)
                 if not full:
