@@ -29,6 +29,8 @@ from services.kernel.retry import Backoff
 
 log = logging.getLogger("tokenhaul.generator")
 
+_GRAMMARS = {"json_schema", "regex", "ebnf", "structural_tag"}
+
 
 class Attempts:
     """Makes outcomes. Safe for any number of prompts at once."""
@@ -59,6 +61,8 @@ class Attempts:
     async def _truncated(self, trail: Trail) -> None:
         """Deal with an output that reached its limit as the settings say; continuations are put behind it."""
         policy = self._settings.truncated
+        if policy == "continue" and trail.prompt.sampling.keys() & _GRAMMARS:
+            return  # the engine would begin the grammar anew in the middle of the output
         if policy == "drop":
             tokens = len(trail.output_ids)
             self._metrics.waste("truncated", tokens)
@@ -124,6 +128,8 @@ class Attempts:
         # Engines abort by prefix: ids of one width never begin with one another. Random: unique per attempt.
         rid = f"{prompt.id.hex()}-{secrets.token_hex(6)}"
         sampling = {**prompt.sampling, "max_new_tokens": limit, "sampling_seed": prompt.seed}
+        if so_far and (least := sampling.get("min_new_tokens")):
+            sampling["min_new_tokens"] = max(0, least - len(so_far))
         request = Request(rid, prompt.prompt_ids + so_far, sampling, self._settings.logprobs)
         seconds = engine.deadline(limit, self._settings.request_seconds, self._settings.token_seconds)
         trail.rids.append(rid)
