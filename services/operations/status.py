@@ -57,3 +57,5 @@ class Status(msgspec.Struct, kw_only=True):
     rows: int | None = None
     discarded: int | None = None
     unreachable: dict[str, str] = {}
+    shards_unread: str | None = None
+    """Why rows were not counted in the store although they were to be."""

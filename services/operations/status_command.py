@@ -85,6 +85,8 @@ def render(status: Status) -> RenderableType:
         parts.append(Text(f"dead: {reasons}   (tokenhaul dead list)", "yellow"))
     for address, why in sorted(status.unreachable.items()):
         parts.append(Text(f"no metrics from {address}: {why} (TOKENHAUL_STATUS_METRICS)", "yellow"))
+    if status.shards_unread is not None:
+        parts.append(Text(f"rows are not counted: {status.shards_unread} (--root)", "yellow"))
     return Group(*parts)
 
 

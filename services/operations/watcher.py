@@ -18,7 +18,7 @@ from services.dataset.reader import Shard, View
 from services.kernel import topics
 from services.kernel.codec import Decoder
 from services.kernel.control import ControlView
-from services.kernel.errors import Reject
+from services.kernel.errors import Reject, TokenhaulError
 from services.kernel.kafka import Kafka, group_offsets, partitions_of
 from services.kernel.watermark import Tracker
 from services.operations import letters
@@ -130,8 +130,11 @@ class Watcher:
         """From the shards if they can be read here, else from what the sinks say."""
         done: Mapping[str, float] = scraped.by("tokenhaul_source_outcomes", "source")
         if self._root:
-            done, status.rows, status.discarded = await asyncio.to_thread(self._read_shards)
-        elif not done:
+            try:
+                done, status.rows, status.discarded = await asyncio.to_thread(self._read_shards)
+            except TokenhaulError as error:  # when the store is away, all else is what one wants to see
+                status.shards_unread = str(error)
+        if not done and status.rows is None:
             return
         for name, source in status.sources.items():
             source.done = int(done.get(name, 0))

@@ -131,7 +131,7 @@ async def test_what_failed_is_asked_again_once_and_its_rows_supersede_the_failur
     assert set(Counter(tuple(started.input_ids) for started in engine.started).values()) == {2}, "asked again once each"
 
 
-async def test_status_tells_how_far_it_is(tool: Tool, pipeline: None) -> None:
+async def test_status_tells_how_far_it_is(tool: Tool, pipeline: None, tmp_path: Path) -> None:
     async def done() -> bool:
         return bool(json.loads(await tool("status", "--json"))["rows"] == COUNT)
 
@@ -153,3 +153,6 @@ async def test_status_tells_how_far_it_is(tool: Tool, pipeline: None) -> None:
     told_by_sinks = json.loads(await tool("status", "--json", "--root", ""))
     assert told_by_sinks["sources"]["numbers"]["done"] == COUNT
     assert told_by_sinks["rows"] is None
+    store_away = json.loads(await tool("status", "--json", "--root", str(tmp_path / "away")))
+    assert store_away["sources"]["numbers"]["done"] == COUNT, "the sinks know"
+    assert "away is no dataset" in store_away["shards_unread"]
