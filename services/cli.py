@@ -18,7 +18,7 @@ from services.generator.settings import BUDGETS, GeneratorSettings
 from services.ingest.settings import IngestSettings
 from services.kernel import lifecycle
 from services.kernel.errors import SettingsError
-from services.kernel.kafka import KafkaSettings
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.lifecycle import ProcessSettings
 from services.kernel.settings import Settings, add_options, given_options, refuse_unknown
 from services.operations.settings import StatusSettings

@@ -22,7 +22,8 @@ from services.dataset.reader import View
 from services.kernel import logs, topics
 from services.kernel.codec import Decoder, Encoder, schema_of
 from services.kernel.errors import Reject, SettingsError
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.settings import load
 
 _IDS_PER_COMMAND = 250_000

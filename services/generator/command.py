@@ -12,7 +12,8 @@ from schemas.control import HALT_KEY, Cancel, Halt, cancel_key
 from services.kernel import control, logs, topics
 from services.kernel.codec import Encoder, schema_of
 from services.kernel.errors import TokenhaulError
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.settings import load
 
 

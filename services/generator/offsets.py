@@ -16,7 +16,8 @@ from aiokafka.errors import KafkaError
 
 from services.generator.metrics import GeneratorMetrics
 from services.kernel.errors import Fatal
-from services.kernel.kafka import Topics, caught_up, group_offsets
+from services.kernel.groups import caught_up, group_offsets
+from services.kernel.kafka import Topics
 from services.kernel.partitions import Member
 from services.kernel.watermark import Tracker
 

@@ -24,7 +24,8 @@ from services.generator.wiring import Parts, connect
 from services.kernel import logs
 from services.kernel.codec import Decoder
 from services.kernel.errors import Reject, Stopped
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.lifecycle import Context
 from services.kernel.security import ca_context
 from services.kernel.settings import load

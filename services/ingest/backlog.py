@@ -8,7 +8,8 @@ import logging
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from services.kernel.kafka import Kafka, group_offsets, partitions_of
+from services.kernel.groups import group_offsets, partitions_of
+from services.kernel.kafka import Kafka
 
 log = logging.getLogger("tokenhaul.ingest")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.ingest.reader import Progress
+from services.ingest.turn import Progress
 from services.kernel.metrics import StageMetrics
 
 _TRANSACTION_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

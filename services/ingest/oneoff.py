@@ -18,7 +18,8 @@ from services.ingest.service import Ingest
 from services.ingest.settings import IngestSettings, check
 from services.ingest.sources import Source, Sources
 from services.kernel.errors import SettingsError
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.settings import load
 
 

@@ -27,7 +27,8 @@ from services.ingest.settings import IngestSettings, check
 from services.ingest.sources import Sources
 from services.kernel import control, topics
 from services.kernel.errors import Fatal, Retry
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.lifecycle import Context
 from services.kernel.retry import Backoff, any_set_within, set_within
 from services.kernel.settings import load

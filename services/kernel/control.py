@@ -25,7 +25,8 @@ from schemas.control import (
 )
 from services.kernel.codec import Decoder
 from services.kernel.errors import Reject
-from services.kernel.kafka import Kafka, partitions_of
+from services.kernel.groups import partitions_of
+from services.kernel.kafka import Kafka
 
 log = logging.getLogger("tokenhaul.control")
 

@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import KafkaError, KafkaTimeoutError, for_code
-from msgspec import Meta
+from aiokafka.errors import KafkaError, KafkaTimeoutError
 
-from services.kernel.errors import Fatal, Stopped
+from services.kernel.errors import Stopped
+from services.kernel.groups import partitions_of
 from services.kernel.health import Health
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.retry import Backoff, set_within
-from services.kernel.security import Mechanism, SecurityProtocol, connection, why_refused
-from services.kernel.settings import Secret, Settings
+from services.kernel.security import connection, why_refused
 
 log = logging.getLogger("tokenhaul.kafka")
 
 _WATCH_SECONDS = 5.0
-_NO_SUCH_GROUP = 69
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_VALUE_BYTES = MAX_MESSAGE_BYTES - 4096
 """What a message may hold, with room for headers and the batch around it."""
@@ -43,38 +42,6 @@ class Startable(Protocol):
 
 Client = TypeVar("Client", bound=Startable)
 Answer = TypeVar("Answer")
-
-
-class KafkaSettings(Settings, frozen=True, kw_only=True):
-    """Where Kafka is, and this process's place in it."""
-
-    PREFIX: ClassVar[str] = "TOKENHAUL_KAFKA_"
-
-    bootstrap: Annotated[
-        list[Annotated[str, Meta(pattern=r"^[^\s/]+:\d{1,5}$")]],
-        Meta(min_length=1, description="brokers to start from, as host:port"),
-    ]
-    prefix: Annotated[
-        str, Meta(pattern=r"^[a-zA-Z0-9._-]+$", description="what the names of topics and groups begin with")
-    ] = "tokenhaul"
-    instance: Annotated[
-        str,
-        Meta(description="static group member id (a StatefulSet pod's name): its partitions wait for it to return"),
-    ] = ""
-    session_timeout_seconds: Annotated[
-        float, Meta(ge=6, le=1800, description="a silent member loses its partitions after this")
-    ] = 30.0
-    security_protocol: Annotated[SecurityProtocol, Meta(description="as Kafka's own clients name it")] = "PLAINTEXT"
-    sasl_mechanism: Annotated[Mechanism, Meta(description="with SASL_*: how the password is shown to the broker")] = (
-        "SCRAM-SHA-512"
-    )
-    sasl_username: Annotated[str, Meta(description="with SASL_*: who we are")] = ""
-    sasl_password: Annotated[Secret, Meta(description="with SASL_*: never shown anywhere")] = Secret()
-    ssl_ca_file: Annotated[
-        str, Meta(description="with SSL or SASL_SSL: PEM file of who signs the brokers; empty: the system's")
-    ] = ""
-    ssl_cert_file: Annotated[str, Meta(description="with SSL or SASL_SSL: PEM file of our certificate, if any")] = ""
-    ssl_key_file: Annotated[str, Meta(description="PEM file of the key of ssl_cert_file")] = ""
 
 
 class Topics(msgspec.Struct, frozen=True):
@@ -243,40 +210,6 @@ async def _answers(address: str) -> bool:
         return False
     writer.close()
     return True
-
-
-async def partitions_of(admin: AIOKafkaAdminClient, topic: str) -> list[TopicPartition]:
-    """All partitions of `topic`, in order. Raises Fatal when it is not there."""
-    (described,) = await admin.describe_topics([topic])
-    if described["error_code"]:
-        raise Fatal(f"topic {topic} is not there: create the topics with `tokenhaul topics create`")
-    return [TopicPartition(topic, number) for number in sorted(p["partition"] for p in described["partitions"])]
-
-
-async def group_offsets(
-    admin: AIOKafkaAdminClient, group: str, partitions: Iterable[TopicPartition]
-) -> dict[int, tuple[int, str]]:
-    """What `group` committed: {partition: (offset, metadata)}; a partition it never committed is left out."""
-    answer = await admin.list_consumer_group_offsets(group, partitions=list(partitions))
-    return {tp.partition: (value.offset, value.metadata) for tp, value in answer.items() if value.offset >= 0}
-
-
-async def has_members(admin: AIOKafkaAdminClient, group: str) -> bool:
-    """Whether anybody is in `group`. Raises KafkaError."""
-    (answer,) = await admin.describe_consumer_groups([group])
-    ((code, _, state, *_),) = answer.groups
-    if code and code != _NO_SUCH_GROUP:
-        raise for_code(code)(group)
-    return state not in ("Empty", "Dead")
-
-
-async def caught_up(admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, group: str, topic: str) -> bool:
-    """Whether `group` has committed all there is of `topic`: up to the last stable offset, given by `consumer`, which
-    must be read_committed."""
-    partitions = await partitions_of(admin, topic)
-    committed = await group_offsets(admin, group, partitions)
-    ends = await consumer.end_offsets(partitions)
-    return all(committed.get(tp.partition, (-1, ""))[0] >= end for tp, end in ends.items())
 
 
 async def close(client: Any) -> None:

@@ -11,7 +11,8 @@ import sys
 from schemas.control import Dataset
 from services.kernel import logs, topics
 from services.kernel.errors import Fatal, TokenhaulError
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.settings import load
 
 log = logging.getLogger("tokenhaul.topics")

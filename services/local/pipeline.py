@@ -21,7 +21,8 @@ from services.generator.command import resume
 from services.kernel import control, topics
 from services.kernel.codec import Decoder
 from services.kernel.errors import Fatal
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.local.kafka import LocalKafka, free_ports
 from services.local.processes import Child, end
 from services.local.progress import Progress

@@ -27,7 +27,8 @@ from schemas.ids import ID_BYTES
 from services.dataset.cli import positive, reports_errors
 from services.kernel import logs, topics
 from services.kernel.codec import Encoder, schema_of
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.settings import load
 from services.operations import letters
 from services.operations.letters import Letter

@@ -16,7 +16,8 @@ from rich.text import Text
 
 from services.dataset.cli import reports_errors
 from services.kernel import logs
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.settings import load
 from services.operations.settings import StatusSettings
 from services.operations.status import Source, Status

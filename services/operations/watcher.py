@@ -19,7 +19,8 @@ from services.kernel import topics
 from services.kernel.codec import Decoder
 from services.kernel.control import ControlView
 from services.kernel.errors import Reject, TokenhaulError
-from services.kernel.kafka import Kafka, group_offsets, partitions_of
+from services.kernel.groups import group_offsets, partitions_of
+from services.kernel.kafka import Kafka
 from services.kernel.watermark import Tracker
 from services.operations import letters
 from services.operations.letters import Letter

@@ -19,7 +19,8 @@ from schemas import ids
 from schemas.control import Dataset
 from schemas.sequences import FailureReason
 from services.kernel.errors import Fatal
-from services.kernel.kafka import Kafka, group_offsets
+from services.kernel.groups import group_offsets
+from services.kernel.kafka import Kafka
 from services.kernel.seen import Ids, SeenIds, pack
 from services.kernel.topics import frozen_dataset
 from services.kernel.watermark import Tracker

@@ -10,7 +10,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from services.kernel.control import ControlView
-from services.kernel.kafka import Kafka, caught_up, has_members
+from services.kernel.groups import caught_up, has_members
+from services.kernel.kafka import Kafka
 
 log = logging.getLogger("tokenhaul.sink")
 

@@ -17,7 +17,8 @@ from aiokafka.errors import OffsetOutOfRangeError
 from schemas.control import Dataset
 from services.kernel import control, topics
 from services.kernel.errors import Retry, SettingsError, TokenhaulError
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.lifecycle import Context
 from services.kernel.objects import open_store
 from services.kernel.retry import Backoff

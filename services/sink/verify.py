@@ -14,7 +14,8 @@ import msgspec
 
 from schemas.control import Dataset
 from services.kernel.errors import Fatal, Retry, SettingsError, TokenhaulError
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.objects import open_store
 from services.kernel.settings import load
 from services.kernel.store import Store

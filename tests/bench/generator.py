@@ -21,7 +21,8 @@ from pathlib import Path
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.local.kafka import LocalKafka, free_ports
 from services.local.processes import Child, end
 from tests.bench.table import Line, machine, show, write

@@ -22,7 +22,8 @@ from pathlib import Path
 import msgspec
 
 from services.ingest.tokenizer import ChatTokenizer
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.local.kafka import free_ports
 from tests.bench import qwen3
 from tests.bench.generator import kafka_node

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from services.kernel.kafka import Kafka, group_offsets, partitions_of
+from services.kernel.groups import group_offsets, partitions_of
+from services.kernel.kafka import Kafka
 from services.local.kafka import free_ports
 from services.local.processes import Child, end
 from tests.bench.generator import engine, kafka_node, start_generator, topic_with_prompts

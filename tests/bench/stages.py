@@ -20,7 +20,8 @@ from pathlib import Path
 import msgspec
 
 from services.kernel import topics
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.local.kafka import free_ports
 from tests.bench import qwen3
 from tests.bench.table import resident_bytes

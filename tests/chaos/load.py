@@ -25,7 +25,8 @@ from typing import Any
 
 from schemas import ids
 from services.kernel.codec import Encoder, schema_of
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.local.kafka import free_ports
 from services.local.processes import Child, end
 from services.local.run import LOCAL_TOKENIZER

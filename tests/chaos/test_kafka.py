@@ -19,7 +19,8 @@ from schemas.prompts import Prompt
 from services.generator.service import Generator
 from services.kernel import topics
 from services.kernel.codec import Encoder
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.sink import service as sink
 from services.sink.verify import verify
 from tests.integration.test_generator import asked, make_generator

@@ -16,7 +16,8 @@ import pytest
 from aiokafka.admin import RecordsToDelete
 
 from services.kernel import topics
-from services.kernel.kafka import Kafka, partitions_of
+from services.kernel.groups import partitions_of
+from services.kernel.kafka import Kafka
 from services.local.kafka import free_ports
 from services.local.processes import Child
 from services.local.run import LOCAL_TOKENIZER

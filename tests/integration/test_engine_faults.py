@@ -17,7 +17,8 @@ from schemas.sequences import Failure, FailureReason, Sequence
 from services.generator import outcomes as outcomes_module
 from services.generator.service import Generator
 from services.kernel.errors import Fatal
-from services.kernel.kafka import Kafka, partitions_of
+from services.kernel.groups import partitions_of
+from services.kernel.kafka import Kafka
 from services.local.kafka import free_ports
 from tests.integration.test_engines import poisons, revived, router
 from tests.integration.test_generator import asked, generate_all, make_generator

@@ -19,7 +19,8 @@ from schemas.sequences import Failure, FailureReason, Sequence
 from services.generator import service
 from services.generator.service import Generator
 from services.kernel.errors import Fatal
-from services.kernel.kafka import Kafka, group_offsets, partitions_of
+from services.kernel.groups import group_offsets, partitions_of
+from services.kernel.kafka import Kafka
 from services.kernel.logs import JsonFormatter
 from services.kernel.watermark import Tracker
 from tests.support import fake_engine as fake

@@ -15,7 +15,8 @@ from aiohttp.typedefs import Handler
 from schemas.sequences import Sequence
 from services.generator import service
 from services.kernel.errors import SettingsError
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.settings import load
 from services.local.kafka import free_ports
 from tests.support.cluster import PASSWORD, USER, Cluster

@@ -14,7 +14,7 @@ import pytest
 from services.cli import SETTINGS, main
 from services.generator.settings import GeneratorSettings
 from services.ingest.settings import IngestSettings
-from services.kernel.kafka import KafkaSettings
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.lifecycle import ProcessSettings
 from services.kernel.settings import Settings, load, refuse_unknown
 from services.sink.settings import SinkSettings

@@ -15,7 +15,8 @@ from services.cli import SETTINGS
 from services.generator.settings import GeneratorSettings
 from services.ingest.settings import IngestSettings
 from services.kernel import topics
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.lifecycle import ProcessSettings
 from services.kernel.settings import Settings, load, refuse_unknown
 from services.sink.settings import SinkSettings

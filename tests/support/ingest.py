@@ -22,7 +22,8 @@ from services.ingest.sources import Source
 from services.ingest.tokenizer import ChatTokenizer
 from services.kernel.codec import Decoder
 from services.kernel.control import ControlView
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 
 DATA = Path(__file__).parents[1] / "data"
 PROMPTS = sorted((DATA / "prompts").glob("*.jsonl"))

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from services.ingest.lines import Growing, Mark
-from services.ingest.reader import Progress, Reader
+from services.ingest.reader import Reader
 from services.ingest.sources import Sample, Source, Sources
+from services.ingest.turn import Progress
 
 TEN = 10.0
 

@@ -14,7 +14,8 @@ from schemas.control import HALT_KEY, Halt, Idle, Spent, idle_key, spent_key
 from services.kernel import lifecycle
 from services.kernel.control import ControlView
 from services.kernel.errors import Retry
-from services.kernel.kafka import Kafka, KafkaSettings
+from services.kernel.kafka import Kafka
+from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.lifecycle import Context, ProcessSettings
 from services.local.kafka import free_ports
 from services.sink import idle
