@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -180,3 +181,23 @@ def test_a_mix_of_samplings_is_shared_out_by_weight_and_stays_with_its_prompt() 
     assert len({(p.conversation_id, p.sampling["temperature"]) for p in first}) == 400
     again = decoded(used.make("t.jsonl", lines(*reversed(records))))
     assert {prompt.id for prompt in again} == {prompt.id for prompt in first}
+
+
+def test_no_more_text_is_encoded_at_once_than_memory_bears(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = lines(chat(*[f"turn {number}" for number in range(20)]), b"no JSON", chat("one more"))
+    making = maker(turns="each")
+    whole = making.make("s.jsonl", records)
+    at_once: list[int] = []
+    encode = making.tokenizer.encode
+
+    def counted(texts: Sequence[str]) -> list[list[int]]:
+        at_once.append(sum(map(len, texts)))
+        return encode(texts)
+
+    monkeypatch.setattr(making.tokenizer, "encode", counted)
+    monkeypatch.setattr(prompts_module, "ENCODED_AT_ONCE", 500)
+    parts = making.make("s.jsonl", records)
+    assert [ready.id for ready in parts.prompts] == [ready.id for ready in whole.prompts]
+    assert [letter.row for letter in parts.letters] == [2]
+    longest = len(making.tokenizer.decode(max((prompt.prompt_ids for prompt in decoded(whole)), key=len)))
+    assert max(at_once) < 500 + longest < sum(at_once), "the turns of one line alone are more"
