@@ -39,8 +39,13 @@ def find(pattern: str) -> Iterator[tuple[str, Found]]:
     Fatal for one that cannot be used."""
     bucket, key = _parts(pattern)
     store, wanted = _store(bucket), _regex(key)
-    folder = (_WILD.split(key)[0] if _WILD.search(key) else key + "/").rpartition("/")[0]
-    there = list(store.walk(folder)) or list(store.walk(folder.rpartition("/")[0]))  # a folder, or one object
+    if _WILD.search(key):
+        there = list(store.walk(_WILD.split(key)[0].rpartition("/")[0]))
+    else:
+        folder = key.rstrip("/")
+        there = list(store.walk(folder))
+        if not there and folder and (found_alone := store.look(folder)):  # no folder, but one object
+            there = [found_alone]
     for found in sorted(there):
         if wanted.fullmatch(found.key) and not any(part.startswith(".") for part in found.key.split("/")):
             yield f"{bucket}/{found.key}", found

@@ -26,7 +26,7 @@ from services.kernel.errors import Fatal, Retry
 from services.kernel.store import Data, LocalStore, Store
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import ClientConfig, RetryConfig
 
 _URL = re.compile(r"(s3|gs|az)://[^/@?#\s]+(/[^?#\s]*)?")
@@ -112,9 +112,16 @@ class ObjectStore:
         """Every object in `folder` ("": the root) and the folders in it."""
         with _retried(self.name(folder)):
             for page in obstore.list(self._client, folder or None):
-                for each in page:
-                    version = each["e_tag"] or each["last_modified"].isoformat()
-                    yield Found(each["path"], each["size"], version, each["e_tag"])
+                yield from map(_found, page)
+
+    def look(self, key: str) -> Found | None:
+        """One object; None: there is none."""
+        with _retried(self.name(key)):
+            try:
+                each = obstore.head(self._client, key)
+            except FileNotFoundError:
+                return None
+            return _found(each)
 
     def read(self, found: Found) -> BinaryIO:
         """That object as it was found. Reading raises OSError when another one was put in its place."""
@@ -139,6 +146,10 @@ class Found(NamedTuple):
     size: int
     version: str
     e_tag: str | None
+
+
+def _found(meta: ObjectMeta) -> Found:
+    return Found(meta["path"], meta["size"], meta["e_tag"] or meta["last_modified"].isoformat(), meta["e_tag"])
 
 
 class _Object(io.RawIOBase):

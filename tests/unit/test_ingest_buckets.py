@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from services.ingest.lines import MAX_BATCH_BYTES, Mark
 from services.ingest.places import Found, check, find
 from services.ingest.reader import Reader
 from services.ingest.sources import Source, Sources
+from services.kernel import objects
 from services.kernel.errors import Retry
+from services.kernel.objects import ObjectStore
 from tests.support.s3 import S3Server
 
 RECORDS = [{"prompt": f"number {number}"} for number in range(50)]
@@ -64,6 +67,26 @@ def test_folders_objects_and_patterns_are_found(bucket: Bucket) -> None:
     assert bucket.names("/**/*.jsonl") == ["/f.jsonl", "/in/a.jsonl"]
     assert bucket.names("/nothing") == []
     assert list(bucket.find("/in").passed_over) == [f"{bucket.url}/in/deep/c.txt"]
+
+
+def test_a_folder_with_nothing_in_it_yet_does_not_have_its_bucket_listed(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("other/a.jsonl", LINES)
+    walk, listed = ObjectStore.walk, list[str]()
+
+    def noted(store: ObjectStore, folder: str) -> Iterator[objects.Found]:
+        for found in walk(store, folder):
+            listed.append(found.key)
+            yield found
+
+    monkeypatch.setattr(ObjectStore, "walk", noted)
+    assert bucket.names("/in", "/in/", "/in/*.jsonl", "/in/a.jsonl") == []
+    assert not listed, "it is looked at every few seconds, and a bucket may hold millions"
+    bucket.put("in/a.jsonl", LINES)
+    bucket.put("in/b.jsonl", LINES)
+    assert bucket.names("/in/a.jsonl") == ["/in/a.jsonl"]
+    assert not listed
 
 
 @pytest.mark.parametrize(
