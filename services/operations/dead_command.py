@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
-import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -164,9 +164,10 @@ def _replay(kafka: Kafka, found: Mapping[bytes, Letter], console: Console, *, re
     if not really or not ids:
         console.print(f"{len(ids)} prompts would be asked again (--yes does it)" if ids else "no prompt to ask again")
         return
-    now = time.time()
+    settled = _after(found[key] for key in ids)
     commands = [
-        Replay(command=uuid.uuid4().hex, ids=b"".join(part), created_at=now) for part in _parts(ids, _IDS_PER_REPLAY)
+        Replay(command=uuid.uuid4().hex, ids=b"".join(part), created_at=settled)
+        for part in _parts(ids, _IDS_PER_REPLAY)
     ]
     asyncio.run(_write(kafka, [(replay_key(command.command), command) for command in commands]))
     console.print(f"{len(ids)} prompts are asked again, as soon as ingest runs")
@@ -177,12 +178,18 @@ def _drop(kafka: Kafka, found: Mapping[bytes, Letter], console: Console, *, real
     if not really or not found:
         console.print(f"{len(found)} letters would be dropped (--yes does it)" if found else "no letter to drop")
         return
-    now = time.time()
+    settled = _after(found.values())
     commands = [
-        Drop(command=uuid.uuid4().hex, keys=part, created_at=now) for part in _parts(list(found), _KEYS_PER_DROP)
+        Drop(command=uuid.uuid4().hex, keys=part, created_at=settled) for part in _parts(list(found), _KEYS_PER_DROP)
     ]
     asyncio.run(_write(kafka, [(drop_key(command.command), command) for command in commands]))
     console.print(f"{len(found)} letters are dropped")
+
+
+def _after(letters: Iterable[Letter]) -> float:
+    """Just later than these, by the clocks of those who wrote them: by ours a letter might never be settled, or one
+    that is yet to come might be."""
+    return math.nextafter(max(letter.created_at for letter in letters), math.inf)
 
 
 def _parts(keys: Sequence[bytes], size: int) -> Iterator[list[bytes]]:
