@@ -183,6 +183,23 @@ def test_strimzi_makes_the_topics_the_services_want() -> None:
         }
 
 
+@pytest.mark.parametrize(
+    ("tool", "user", "reads", "writes"),
+    [
+        ("status", "tokenhaul-sink", {"control", "cursors", "dead"}, set()),
+        ("verify --audit", "tokenhaul-sink", {"control", "prompts", "sequences"}, set()),
+        ("regenerate", "tokenhaul-sink", {"control"}, {"control"}),
+        ("dead replay", "tokenhaul-ingest", {"control", "dead"}, {"control"}),
+    ],
+)
+def test_tools_may_do_their_work_where_they_are_run(tool: str, user: str, reads: set[str], writes: set[str]) -> None:
+    """In the pods that docs/operations.md names; what needs shards must run where the store is known."""
+    acls = one(overlay("prod"), "KafkaUser", user)["spec"]["authorization"]["acls"]
+    granted = {acl["resource"]["name"].rpartition(".")[2]: acl for acl in acls if acl["resource"]["type"] == "topic"}
+    for operation, names in (("Read", reads), ("Write", writes)):
+        assert names <= {name for name, acl in granted.items() if operation in acl["operations"]}, (tool, operation)
+
+
 def test_pod_monitors_find_pods_and_ports() -> None:
     manifests = overlay("prod")
     found = {}
