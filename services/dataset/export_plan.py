@@ -20,7 +20,7 @@ CARD = "README.md"
 STATE = ".export"
 SPILL, COUNTS = f"{STATE}/spill", f"{STATE}/counts"
 _PLAN, _LOCK = f"{STATE}/plan", f"{STATE}/lock"  # no .json: loaders take all of that kind they find
-_VERSION = 1
+_VERSION = 2
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
