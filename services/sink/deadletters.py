@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError
 
 from schemas.dead import DeadLetter
 from services.kernel.errors import Retry
-from services.kernel.kafka import Kafka
+from services.kernel.kafka import Kafka, close
 
 _SCHEMA = str(DeadLetter.__struct_config__.tag).encode()
 
@@ -46,4 +46,4 @@ class DeadLetters:
         """Let go of the broker."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            await producer.stop()
+            await close(producer)

@@ -197,6 +197,8 @@ class Producer:
 
     async def stop(self) -> None:
         self.stopped = True
+        if self.error:
+            raise self.error  # to end is no easier for it than to send
 
     async def send(
         self, topic: str, value: bytes, key: bytes, headers: list[tuple[str, bytes]]
