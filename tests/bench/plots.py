@@ -12,6 +12,7 @@ import matplotlib as mpl
 import msgspec
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from tests.bench.growth import MIDDLE_PARTITIONS, OUTPUT_TOKENS, SERVICES, Growth
 
@@ -31,6 +32,9 @@ def growth(measured: Growth, path: Path) -> None:
         _line(outputs, service, {run.output: measured.cost(run) for run in at_1})
     for axes, label in ((records, "records"), (partitions, "partitions"), (outputs, "ids an answer")):
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xticks(sorted({x for line in axes.get_lines() for x in map(int, line.get_xdata())}))
         axes.set_xlabel(label)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)

@@ -18,12 +18,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Of one record, on a core of the machine named in docs/scaling.md. CPU in seconds, sizes in bytes."""
 
-    ingest_token: float = 1.3e-6
-    generator_record: float = 0.5e-3
-    generator_token: float = 0.05e-6
+    ingest_token: float = 1.75e-6
+    generator_record: float = 0.44e-3
+    generator_token: float = 0.12e-6
     generator_engine: float = 0.8e-3  # a second and engine, to follow its load
     sink_record: float = 0.06e-3
-    sink_token: float = 0.08e-6
+    sink_token: float = 0.11e-6
     recover_record: float = 5e-6  # ingest at its start, of every prompt on the topic
     prompt: float = 255
     prompt_token: float = 3.1  # its id and its text
