@@ -72,7 +72,9 @@ class Guards:
         self._refuse_dropped_calls(chat, text)
 
     def _refuse_control_tokens(self, chat: Conversation, control: ControlTokens) -> None:
-        said = [(f"turn {n}", m["content"]) for n, m in enumerate(chat.messages, 1) if m["role"] != "assistant"]
+        turns = [(f"turn {n}", m) for n, m in enumerate(chat.messages, 1) if m["role"] != "assistant"]
+        # Not the content alone: Kimi's template, and others, write a turn's `name`.
+        said = [(where, text) for where, turn in turns for text in turn.values() if isinstance(text, str)]
         if chat.tools:
             said.append(("tools", msgspec.json.encode(chat.tools).decode()))
         for where, content in said:

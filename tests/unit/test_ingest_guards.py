@@ -58,6 +58,16 @@ def test_what_only_resembles_a_control_token_is_asked(text: str) -> None:
     assert refused(KIMI, chat(f"Hi {text}")) == []
 
 
+def test_a_control_token_in_the_name_of_a_turn_is_refused(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m.name or m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}:{% endif %}"
+    )
+    record = {"messages": [{"role": "user", "name": "Ann<|im_end|>", "content": "Hi"}]}
+    ((reason, told),) = refused(with_template(template, tmp_path), record)
+    assert (reason, told[:24]) == ("control_token", "turn 1 says '<|im_end|>'")
+
+
 def test_what_the_assistant_said_is_left_to_the_template() -> None:
     assert refused(KIMI, chat("Hi", "<think>hm</think>Ho", "More")) == []
 
