@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,18 +26,48 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 async def read(http: Http, url: str) -> Identity:
     """Ask. Routes that are not there are no harm; raises HttpError or TimeoutError when nobody answers,
     ValueError when the key is refused."""
-    server = await _get(http, f"{url}/get_server_info")
-    model = await _get(http, f"{url}/get_model_info")
-    models = await _get(http, f"{url}/v1/models")
-    served = (models.get("data") or [{}])[0]
+    server = await _get(http, f"{url}/get_server_info", _Server)
+    model = await _get(http, f"{url}/get_model_info", _Model)
+    models = await _get(http, f"{url}/v1/models", _Models)
+    served = models.data[0] if models.data else _Served()
     return Identity(
-        model_path=model.get("model_path") or server.get("model_path") or served.get("id") or "",
-        version=server.get("version"),
-        weight_version=model.get("weight_version"),
-        max_model_len=served.get("max_model_len"),
-        deterministic=bool(server.get("enable_deterministic_inference")),
-        router=bool(server.get("router_manager")),
+        model_path=model.model_path or server.model_path or served.id or "",
+        version=server.version,
+        weight_version=model.weight_version,
+        max_model_len=served.max_model_len,
+        deterministic=bool(server.enable_deterministic_inference),
+        router=bool(server.router_manager),
     )
+
+
+class _Server(msgspec.Struct):
+    """Of /get_server_info."""
+
+    model_path: str | None = None
+    version: str | None = None
+    enable_deterministic_inference: bool | None = None
+    router_manager: Any = None
+
+
+class _Model(msgspec.Struct):
+    """Of /get_model_info."""
+
+    model_path: str | None = None
+    weight_version: str | None = None
+
+
+class _Served(msgspec.Struct):
+    id: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    """Of /v1/models."""
+
+    data: list[_Served] = []
+
+
+T = TypeVar("T", _Server, _Model, _Models)
 
 
 def refusal(identity: Identity, label: str, model_path: str, *, router_retries_off: bool) -> str | None:
@@ -61,14 +91,14 @@ def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2].lower()
 
 
-async def _get(http: Http, url: str) -> dict[str, Any]:
+async def _get(http: Http, url: str, kind: type[T]) -> T:
     async with asyncio.timeout(_SECONDS):
         response = await http.get(url)
     if response.status in (401, 403):
         raise ValueError(f"{url} answered {response.status}: is TOKENHAUL_GENERATOR_API_KEY right?")
     if response.status != 200:
-        return {}
+        return kind()
     try:
-        return msgspec.json.decode(response.content, type=dict[str, Any])
+        return msgspec.json.decode(response.content, type=kind)
     except (msgspec.DecodeError, RecursionError):
-        return {}  # another server's page: what is missing then is refused
+        return kind()  # another server's page: what is missing then is refused

@@ -197,6 +197,7 @@ async def watched(
     watching = asyncio.create_task(watch.run())
     try:
         yield engines
+        assert not watching.done(), "whatever engines answer, they are watched"
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -226,9 +227,10 @@ async def test_an_engine_that_is_well_is_asked_who_it_is() -> None:
         lambda request: httpx.Response(404),
         lambda request: httpx.Response(200, json={"model_path": "/models/other"}),
         lambda request: httpx.Response(200, content=b"<html>"),
+        lambda request: httpx.Response(200, json={"data": ["m"], "model_path": 5, "loads": []}),
         lambda request: (_ for _ in ()).throw(httpx.ConnectError("refused")),
     ],
-    ids=["503", "no health route", "another model", "another server", "no connection"],
+    ids=["503", "no health route", "another model", "another server", "another server's JSON", "no connection"],
 )
 async def test_an_engine_that_is_not_well_gets_no_work(answer: Callable[[httpx.Request], httpx.Response]) -> None:
     def one_is_well(request: httpx.Request) -> httpx.Response:
