@@ -7,6 +7,8 @@ import functools
 import sys
 from collections.abc import Callable
 
+from aiokafka.errors import KafkaError
+
 from services.kernel.errors import TokenhaulError
 
 Command = Callable[[argparse.Namespace], int]
@@ -22,6 +24,9 @@ def reports_errors(command: Command) -> Command:
         except TokenhaulError as error:
             print(*(f"tokenhaul: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
             return error.status
+        except KafkaError as error:  # one that will not pass: we may not do this, most likely
+            print(f"tokenhaul: Kafka: {error!r}", file=sys.stderr)
+            return 1
         except KeyboardInterrupt:
             print("tokenhaul: interrupted", file=sys.stderr)
             return 130

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import msgspec
 from rich import box
@@ -44,12 +45,12 @@ def command(arguments: argparse.Namespace) -> int:
     kafka = Kafka(load(KafkaSettings, os.environ))
     settings = load(StatusSettings, os.environ)
     watcher = Watcher(kafka, settings.metrics, arguments.root)
-    asyncio.run(_show(watcher, arguments))
+    asyncio.run(_show(kafka, watcher, arguments))
     return 0
 
 
-async def _show(watcher: Watcher, arguments: argparse.Namespace) -> None:
-    looks = _looks(watcher, arguments.every, watch=arguments.watch)
+async def _show(kafka: Kafka, watcher: Watcher, arguments: argparse.Namespace) -> None:
+    looks = _looks(partial(kafka.patiently, watcher.look), arguments.every, watch=arguments.watch)
     if arguments.json:
         async for status in looks:
             print(msgspec.json.encode(status).decode(), flush=True)
@@ -64,12 +65,12 @@ async def _show(watcher: Watcher, arguments: argparse.Namespace) -> None:
             live.update(render(status), refresh=True)
 
 
-async def _looks(watcher: Watcher, every: float, *, watch: bool) -> AsyncIterator[Status]:
+async def _looks(look: Callable[[], Awaitable[Status]], every: float, *, watch: bool) -> AsyncIterator[Status]:
     """One look with its rates, or one after the other."""
-    await watcher.look()
+    await look()
     await asyncio.sleep(min(every, SAMPLE_SECONDS))
     while True:
-        yield await watcher.look()
+        yield await look()
         if not watch:
             return
         await asyncio.sleep(every)
