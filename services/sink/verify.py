@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 
 import msgspec
+from aiokafka.errors import KafkaError
 
 from schemas.control import Dataset
 from services.kernel.errors import Fatal, Retry, SettingsError, TokenhaulError
@@ -60,7 +61,8 @@ def verify(
             deque(audit.partitions(), maxlen=0)
         else:
             asyncio.run(_account(audit, dataset, kafka))
-    except Retry as error:  # a file that cannot be read is a problem; a store that cannot be listed is the end
+    # A file that cannot be read is a problem; a store that cannot be listed, and topics that cannot be, are the end.
+    except (Retry, KafkaError) as error:
         raise NothingToVerify(f"not verified to the end: {error}") from error
     return audit.report
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiokafka.errors import TopicAuthorizationFailedError
 from transformers import AutoTokenizer
 
 from schemas.sequences import FailureReason, Outcome
 from services.kernel.errors import Retry
+from services.kernel.kafka import Kafka
 from services.kernel.objects import open_store
 from services.kernel.store import LocalStore
 from services.sink import verify as verify_module
+from services.sink.accounts import Auditor
 from services.sink.verify import NothingToVerify, verify
 from tests.support.outcomes import make_failure, make_sequence, numbers_in, write_dataset
 from tests.support.s3 import S3Server
@@ -407,3 +411,20 @@ def test_partitions_are_looked_at_one_by_one(tmp_path: Path) -> None:
     report = verify(tmp_path)
     assert report.ok
     assert (report.rows, report.shards) == (12, 3)
+
+
+def test_topics_that_may_not_be_read(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @asynccontextmanager
+    async def started(kafka: Kafka, make: Callable[[], Any]) -> AsyncIterator[Any]:
+        yield make
+
+    async def begin(*_: object) -> Auditor:
+        raise TopicAuthorizationFailedError("t.prompts")
+
+    monkeypatch.setattr(Kafka, "started", started)
+    monkeypatch.setattr(Auditor, "begin", begin)
+    monkeypatch.setenv("TOKENHAUL_KAFKA_BOOTSTRAP", "127.0.0.1:1")
+    assert run(str(dataset), "--audit") == 2
+    assert "not verified to the end: [Error 29] TopicAuthorizationFailedError: t.prompts" in capsys.readouterr().err
