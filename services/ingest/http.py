@@ -50,7 +50,10 @@ class PromptsApi:
         source, results = request.query_params["source"], list[Result]()
         try:
             async for records in self._chunks(request, self._intake.sources[source].samples):
-                results += await self._intake.push(source, records)
+                while records:
+                    done = await self._intake.push(source, records)
+                    results += done
+                    records = records[len(done) :]
         except _TooMuch as error:
             return _error(413, f"{error}; {len(results)} lines of it are done", len(results))
         except LimitReached as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -50,6 +51,7 @@ class Intake:
         self._sources: dict[str, Source] = {}
         self._marks: dict[str, Mark] = {}
         self._rows: dict[str, int] = {}
+        self._pending: Counter[str] = Counter()  # records on their way that no mark counts yet
         self._waiting: list[Part] = []
         self._in_hand: list[Part] = []
         self._closed = "ingest has not begun yet"
@@ -71,6 +73,7 @@ class Intake:
         self._sources = {source.name: source for source in sources if source.http}
         edited = [part for part in self._waiting if self._sources.get(part.batch.source.name) != part.batch.source]
         self._waiting = [part for part in self._waiting if part not in edited]
+        self._forget(edited)
         _send_back(edited, "the sources file was edited")
         self._marks = {name: marks.get(name, {}).get(FILE, Mark()) for name in self._sources}
         self._rows = {name: max(mark.row, self._rows.get(name, 0)) for name, mark in self._marks.items()}
@@ -79,22 +82,42 @@ class Intake:
     def close(self, because: str) -> None:
         """Take nothing; whoever waits is told that it is not known what became of its records."""
         self._closed = because
+        self._forget(self._waiting)
         waiting, self._waiting, self._in_hand = self._in_hand + self._waiting, [], []
         _send_back(waiting, because)
 
     async def push(self, name: str, records: Sequence[tuple[int, bytes, bool]]) -> list[Result]:
-        """Publish (line, record, whether it was too long); what became of each, once it is certain.
+        """Publish (line, record, whether it was too long), up to the limit of the source; what became of each that was
+        taken, once it is certain.
 
         Raises Retry when it is not, LimitReached when the source takes no more."""
-        source, mark = self._source(name), self._marks[name]
-        if source.limit is not None and mark.records >= source.limit:
-            raise LimitReached(f"source {name} has reached its limit of {source.limit} records")
+        source = self._source(name)
         first = self._rows[name] + 1
-        self._rows[name] += len(records)
         lines = [Line(row, data, too_long) for row, (_, data, too_long) in enumerate(records, first)]
-        size = sum(len(data) for _, data, _ in records)
         chosen = selected(source.sample, lines)
+        if source.limit is not None and len(chosen) > (room := self._room(source, source.limit)):
+            if room <= 0:
+                raise LimitReached(f"source {name} has reached its limit of {source.limit} records")
+            chosen = chosen[:room]
+            lines = lines[: chosen[-1].row - first + 1]
+            records = records[: len(lines)]
+        self._rows[name] += len(records)
+        size = sum(len(data) for _, data, _ in records)
         batch = Batch(source, FILE, chosen, Mark(offset=size, row=lines[-1].row, records=len(chosen)))
+        self._pending[name] += len(chosen)
+        try:
+            part = await self._made(batch)
+        except BaseException:
+            self._pending[name] -= len(chosen)
+            raise
+        self._waiting.append(part)
+        self.arrived.set()
+        assert part.published is not None
+        new = await part.published
+        return _results(records, first, chosen, part.made, new)
+
+    async def _made(self, batch: Batch) -> Part:
+        name = batch.source.name
         async with self._making:
             self._source(name)
             try:
@@ -102,14 +125,12 @@ class Intake:
             except TokenhaulError as error:  # Fatal, or a process of the tokenizer died: so for files, too
                 self._fail(error)
                 raise Retry("closed", str(error)) from error
-        if self._source(name) != source:
+        if self._source(name) != batch.source:
             raise Retry("closed", "the sources file was edited")
-        part = Part(batch, made, asyncio.get_running_loop().create_future())
-        assert part.published is not None
-        self._waiting.append(part)
-        self.arrived.set()
-        new = await part.published
-        return _results(records, first, chosen, made, new)
+        return Part(batch, made, asyncio.get_running_loop().create_future())
+
+    def _room(self, source: Source, limit: int) -> int:
+        return limit - self._marks[source.name].records - self._pending[source.name]
 
     def take(self, most_prompts: int) -> list[Part]:
         """What waits, in its order, until there are `most_prompts`. Its marks follow one another from now on."""
@@ -118,6 +139,7 @@ class Intake:
             part = self._waiting.pop(0)
             name, new = part.batch.source.name, part.batch.mark
             old = self._marks.get(name, Mark())
+            self._pending[name] -= new.records
             self._marks[name] = Mark(
                 offset=old.offset + new.offset, row=max(old.row, new.row), records=old.records + new.records
             )
@@ -128,6 +150,10 @@ class Intake:
             self.arrived.clear()
         self._in_hand = taken
         return list(taken)
+
+    def _forget(self, waiting: Sequence[Part]) -> None:
+        for part in waiting:
+            self._pending[part.batch.source.name] -= part.batch.mark.records
 
     def _source(self, name: str) -> Source:
         if self._closed:

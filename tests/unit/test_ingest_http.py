@@ -12,8 +12,8 @@ import pytest
 
 from services.ingest import http as api
 from services.ingest.http import PromptsApi
-from services.ingest.intake import Intake, Part
-from services.ingest.lines import MAX_LINE_BYTES
+from services.ingest.intake import FILE, Intake, Part
+from services.ingest.lines import MAX_LINE_BYTES, Mark
 from services.ingest.prompts import Letter, Made, Ready
 from services.ingest.reader import Batch
 from services.ingest.settings import IngestSettings, check
@@ -183,6 +183,21 @@ async def test_who_sends_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> N
 
     answer = await Desk(settings()).client.post("/v1/prompts?source=web", content=silence())
     assert answer.status_code == 408
+
+
+async def test_a_limit_holds_within_a_request_and_over_many_at_once() -> None:
+    desk = Desk(settings(), source(limit=10))
+    status, (answer,) = await desk.post(b"".join(b"%d\n" % n for n in range(40)))
+    assert (status, answer["lines_done"]) == (409, 10)  # type: ignore[index]
+    assert desk.transactions[-1][-1].batch.mark.records == 10
+    assert (await desk.post(b"41\n"))[0] == 409
+
+    desk = Desk(settings(), source(limit=10))
+    answers = await asyncio.gather(*[desk.post(b"%d\n%d\n" % (n, n + 100)) for n in range(9)])
+    assert Counter(status for status, _ in answers) == {200: 5, 409: 4}
+    desk.intake.close("Kafka gave no answer")
+    desk.intake.open([source(limit=11)], {"web": {FILE: Mark(records=10)}})
+    assert [status for status, _ in [await desk.post(b"1\n"), await desk.post(b"2\n")]] == [200, 409]
 
 
 async def test_a_sample_leaves_records_out_and_says_so() -> None:
