@@ -14,7 +14,7 @@ from aiokafka.errors import for_code
 
 from schemas.control import DATASET_KEY, Control, Dataset
 from services.kernel.codec import Decoder, Encoder
-from services.kernel.errors import Fatal
+from services.kernel.errors import Fatal, SettingsError
 from services.kernel.kafka import MAX_MESSAGE_BYTES, Kafka
 
 _SEVEN_DAYS_MS = 7 * 24 * 3600 * 1000
@@ -123,5 +123,14 @@ async def _configs(admin: AIOKafkaAdminClient, topics: list[str]) -> dict[str, d
 
 
 def new_dataset(name: str, model: str, partitions: int) -> Dataset:
-    """A dataset frozen now."""
+    """A dataset frozen now. Raises SettingsError for a name or label that cannot be one: it would be for ever."""
+    if not is_directory_name(name):
+        raise SettingsError(f"dataset {name!r} cannot be a directory: its name is empty, has a / or begins with . or _")
+    if not model.strip():
+        raise SettingsError("the model has no label: rows and record ids are made with it")
     return Dataset(name=name, model=model, partitions=partitions, created_at=time.time())
+
+
+def is_directory_name(name: str) -> bool:
+    """Whether a dataset can be called that: it is the directory its shards go to."""
+    return bool(name.strip()) and "/" not in name and not name.startswith((".", "_"))

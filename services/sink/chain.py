@@ -26,6 +26,7 @@ from schemas.control import Dataset
 from services.kernel.errors import Fatal
 from services.kernel.seen import Ids, pack
 from services.kernel.store import Store
+from services.kernel.topics import is_directory_name
 from services.sink import parquet
 from services.sink.ahead import ahead
 from services.sink.buffer import Buffer, Seen
@@ -59,8 +60,8 @@ def starts(names: Iterable[str]) -> list[int]:
 
 def claim(store: Store, dataset: Dataset) -> None:
     """Write `_dataset.json` if nobody has. Raises Fatal when another dataset lives there."""
-    if "/" in dataset.name or dataset.name.startswith((".", "_")):
-        raise Fatal(f"dataset {dataset.name!r} cannot be a directory: its name has a / or begins with . or _")
+    if not is_directory_name(dataset.name):
+        raise Fatal(f"dataset {dataset.name!r} cannot be a directory: its name is empty, has a / or begins with . or _")
     key = f"{dataset.name}/{DATASET_FILE}"
     if store.create(key, msgspec.json.encode(dataset)):
         return

@@ -119,7 +119,7 @@ def test_another_dataset_is_kept_out(store: Store, other: dict[str, object]) -> 
         claim(store, msgspec.structs.replace(DATASET, **other))
 
 
-@pytest.mark.parametrize("name", ["a/b", ".hidden", "_dataset"])
+@pytest.mark.parametrize("name", ["", "a/b", ".hidden", "_dataset"])
 def test_a_name_that_is_no_directory_is_refused(store: Store, name: str) -> None:
     with pytest.raises(Fatal, match="cannot be a directory"):
         claim(store, msgspec.structs.replace(DATASET, name=name))
