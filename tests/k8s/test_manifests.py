@@ -149,6 +149,12 @@ def test_the_services_run_with_the_least_there_is(manifests: list[Manifest], ser
     assert budget["selector"] == workload["spec"]["selector"]
 
 
+def test_a_sink_has_the_time_to_load_its_chains(manifests: list[Manifest]) -> None:
+    (container,) = one(manifests, "StatefulSet", "tokenhaul-sink")["spec"]["template"]["spec"]["containers"]
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600, "it would be restarted, and begin anew, for ever"
+
+
 def test_only_one_ingest_runs_at_a_time(manifests: list[Manifest]) -> None:
     ingest = one(manifests, "Deployment", "tokenhaul-ingest")["spec"]
     assert (ingest["replicas"], ingest["strategy"]) == (1, {"type": "Recreate"})
