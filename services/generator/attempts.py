@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 
 from schemas.prompts import Prompt
 from schemas.sequences import FailureReason, Outcome
@@ -85,11 +86,14 @@ class Attempts:
         prompt, backoff = trail.prompt, Backoff(base=0.5, cap=30.0)
         while True:
             alone = trail.deaths >= self._settings.deaths
-            async with self._engines.place(alone=alone, begun=bool(trail.rids)) as engine:
+            if refusal := self._unwanted(prompt):
+                raise refusal
+            unwanted = partial(self._unwanted, prompt)
+            async with self._engines.place(alone=alone, begun=bool(trail.rids), unwanted=unwanted) as engine:
                 if not trail.rids:
                     self._metrics.placed(time.monotonic() - trail.began)
-                if self._cancelled(prompt.source, prompt.created_at):
-                    raise Reject(FailureReason.CANCELLED, f"source {prompt.source} was cancelled")
+                if refusal := unwanted():
+                    raise refusal
                 try:
                     return await self._attempt(trail, engine)
                 except Retry as error:
@@ -100,6 +104,11 @@ class Attempts:
             wait = backoff.next(retry.after)
             log.info("%s; again in %.1f s", retry, wait, extra={"action": "retry"})
             await asyncio.sleep(wait)
+
+    def _unwanted(self, prompt: Prompt) -> Reject | None:
+        if self._cancelled(prompt.source, prompt.created_at):
+            return Reject(FailureReason.CANCELLED, f"source {prompt.source} was cancelled")
+        return None
 
     async def _blame(self, engine: Engine, retry: Retry, trail: Trail, *, alone: bool) -> None:
         """Who pays for an attempt that gave nothing."""

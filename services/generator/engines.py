@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from services.generator.engine import Engine
@@ -29,6 +29,7 @@ class Engines:
         self.new_until = math.inf
         self._begun: deque[asyncio.Future[Engine]] = deque()
         self._new: deque[asyncio.Future[Engine]] = deque()
+        self._unwanted: dict[asyncio.Future[Engine], Callable[[], Exception | None]] = {}
         self._one_suspect = asyncio.Lock()
         self._released = asyncio.Event()
         self._closed = False
@@ -44,19 +45,22 @@ class Engines:
         return sum(not place.done() for place in self._new)
 
     @asynccontextmanager
-    async def place(self, *, alone: bool = False, begun: bool = False) -> AsyncIterator[Engine]:
+    async def place(
+        self, *, alone: bool = False, begun: bool = False, unwanted: Callable[[], Exception | None] = lambda: None
+    ) -> AsyncIterator[Engine]:
         """A place on the least busy engine, as soon as there is one; `alone`: on an engine with nothing else of ours in
         flight, whose work is let finish first, one at a time; `begun`: it had one before, and goes before those that
-        had none. Raises Stopped when the pool is closed."""
+        had none; `unwanted`: what it is told, when it is let go (see `let_go`). Raises Stopped when the pool is
+        closed."""
         if not alone:
-            engine = await self._acquire(begun)
+            engine = await self._acquire(begun, unwanted)
             try:
                 yield engine
             finally:
                 self._release(engine)
             return
         async with self._one_suspect:
-            engine = await self._acquire(begun)
+            engine = await self._acquire(begun, unwanted)
             engine.reserved = True
             try:
                 while engine.in_flight > 1:
@@ -67,11 +71,12 @@ class Engines:
                 engine.reserved = False
                 self._release(engine)
 
-    async def _acquire(self, begun: bool = False) -> Engine:
+    async def _acquire(self, begun: bool = False, unwanted: Callable[[], Exception | None] = lambda: None) -> Engine:
         if self._closed:
             raise Stopped("no new requests: the generator is ending")
         place: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
         (self._begun if begun else self._new).append(place)
+        self._unwanted[place] = unwanted
         self.hand_out()
         try:
             return await place
@@ -79,6 +84,8 @@ class Engines:
             if place.done() and not place.cancelled() and place.exception() is None:
                 self._release(place.result())
             raise
+        finally:
+            del self._unwanted[place]
 
     def _release(self, engine: Engine) -> None:
         engine.in_flight -= 1
@@ -91,6 +98,13 @@ class Engines:
         for place in [*self._begun, *self._new]:
             if not place.done():
                 place.set_exception(Stopped("no new requests: the generator is ending"))
+
+    def let_go(self) -> None:
+        """Whoever waits and is not wanted any more gets what it is to be told, instead of a place: no engine is needed
+        for that."""
+        for place, unwanted in self._unwanted.items():
+            if not place.done() and (error := unwanted()) is not None:
+                place.set_exception(error)
 
     def hand_out(self) -> None:
         """Give free places to those who wait."""

@@ -113,6 +113,7 @@ class Generator:
         while not idle.is_set():
             await asyncio.sleep(_COMMIT_SECONDS)
             await parts.offsets.commit()
+            parts.engines.let_go()
             await parts.budget.tick(len(parts.in_flight) - parts.engines.waiting)
             self.metrics.halted.set(parts.budget.halted)
             if context.until_idle and (parts.budget.stopped or await self._all_done(context, parts)):

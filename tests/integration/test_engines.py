@@ -193,6 +193,23 @@ async def test_a_cancelled_source_fails_without_an_engine(kafka: Kafka, engine: 
     assert set(asked(engine)) == {tuple(prompt.prompt_ids) for prompt in later}
 
 
+async def test_a_source_is_cancelled_although_no_engine_is_well(kafka: Kafka, engine: FakeEngine) -> None:
+    engine.ready = False
+    await create_topics(kafka)
+    await publish(kafka, [make_prompt(number) for number in range(200)])  # more than wait for a place
+    await mark_idle(kafka, "run")
+    generator = make_generator(kafka, engine)
+    async with running(generator, "run") as (_, task):
+        taken = ("tokenhaul_records_in_total", {"stage": "generator"})
+        await eventually(lambda: (generator.metrics.registry.get_sample_value(*taken) or 0) >= 128)
+        environ = {"TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address, "TOKENHAUL_KAFKA_PREFIX": kafka.settings.prefix}
+        cancel = tokenhaul("cancel", "--source", "test", **environ)
+        await asyncio.to_thread(cancel.communicate, timeout=30)
+        await asyncio.wait_for(task, 30)
+    assert {outcome.reason for outcome in await read_outcomes(kafka) if isinstance(outcome, Failure)} == {"cancelled"}
+    assert not engine.started
+
+
 LONG = make_prompt(7, max_new_tokens=4)
 
 
