@@ -30,7 +30,7 @@ KILLED = msgspec.structs.replace(SMALL, seconds=80, kills=(25.0,), session_secon
 GROWN = msgspec.structs.replace(SMALL, generators=1, seconds=70, scale=((30.0, 3),))
 REAL = {"steady": SMALL, "one of three killed, back after 30 s": KILLED, "from one generator to three": GROWN}
 
-# As docs/scaling.md counts: 64 requests a GPU, outputs take 51 s on the mean, one in a hundred four times as long.
+# As docs/scaling.md counts: 64 requests a GPU, outputs take 51 s on the mean, one in a hundred five times as long.
 _EIGHT = Case(generators=2, engines=8, places=512, partitions=12, median=36, sigma=0.83, seconds=400, warm_up=60)
 _MANY = msgspec.structs.replace(_EIGHT, generators=5, engines=32, partitions=32)
 LARGE = {
