@@ -14,6 +14,7 @@ from services.kernel.errors import Fatal, Reject, Retry
 
 _BODY_SHOWN = 500
 _WORKER_LOST = "call_upstream_request_error"
+_LONGEST_WAIT_SECONDS = 300.0  # a proxy may say a day: meanwhile the prompt would hold up its partition's watermark
 _DYING_SECONDS = 1.0
 """A router says the same of a worker that died of a request (which takes seconds) and of one that was gone before."""
 
@@ -136,6 +137,6 @@ def _refusal(url: str, response: Response, seconds: float) -> Retry | Reject:
 
 
 def _retry_after(response: Response) -> float | None:
-    """Seconds of the Retry-After header; a date in it is not worth a clock comparison."""
+    """Seconds of the Retry-After header, within reason; a date in it is not worth a clock comparison."""
     text = response.headers.get("retry-after", "")
-    return float(text) if text.isdigit() else None
+    return min(float(text), _LONGEST_WAIT_SECONDS) if text.isdecimal() else None

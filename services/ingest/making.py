@@ -49,7 +49,7 @@ class Making:
         self._tasks.popleft()
 
     async def cancel(self) -> None:
-        """Forget all of them. A thread cannot be stopped: it is waited for."""
+        """Forget all of them. A thread cannot be stopped: what it makes is thrown away."""
         for _, task in self._tasks:
             task.cancel()
         await asyncio.gather(*(task for _, task in self._tasks), return_exceptions=True)

@@ -51,6 +51,7 @@ async def test_recorded_answers_are_read(case: str) -> None:
     [
         (recorded("34-q-full"), EngineBusy, "http_503", None),
         (httpx.Response(429, headers={"Retry-After": "17"}), EngineBusy, "http_429", 17.0),
+        (httpx.Response(503, headers={"Retry-After": "9" * 400}), EngineBusy, "http_503", 300.0),
         (httpx.Response(503, headers={"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}), EngineBusy, "http_503", None),
         (httpx.Response(401), EngineBusy, "http_401", None),
         (httpx.Response(408), Retry, "http_408", None),
