@@ -34,6 +34,7 @@ from services.kernel.watermark import Tracker
 log = logging.getLogger("tokenhaul.generator")
 
 _COMMIT_SECONDS = 1.0
+_TELL_SECONDS = 5.0
 
 
 def make(environ: Mapping[str, str]) -> Generator:
@@ -128,4 +129,8 @@ class Generator:
         parts.engines.close()
         await parts.in_flight.finish(context.process.drain_seconds)
         await parts.offsets.commit()
-        await parts.budget.tick(len(parts.in_flight))
+        try:
+            async with asyncio.timeout(_TELL_SECONDS):
+                await parts.budget.tick(len(parts.in_flight))
+        except TimeoutError:  # Kafka is away: who was asked to stop does not wait for it
+            log.warning("the others are not told what was made last", extra={"action": "drain"})

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from schemas.control import HALT_KEY, Control, Halt
+from services.generator import service
 from services.generator.budget import Budget
+from services.generator.in_flight import InFlight
 from services.generator.settings import GeneratorSettings
 from services.kernel.codec import Decoder
 from services.kernel.control import ControlView
@@ -96,3 +100,26 @@ async def test_without_a_budget_nothing_is_told(topic: Topic) -> None:
     await budget.begin()
     await budget.tick(0)
     assert topic.written == []
+
+
+async def test_a_stop_does_not_wait_for_a_kafka_that_is_away(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    async def at_once(*_: object) -> None:
+        pass
+
+    budget = topic.budget("a", max_rows=3)
+    monkeypatch.setattr(topic, "publish", never)
+    monkeypatch.setattr(service, "_TELL_SECONDS", 0.01, raising=False)
+    parts = SimpleNamespace(
+        engines=SimpleNamespace(close=lambda: None), in_flight=InFlight(lambda _: None),
+        offsets=SimpleNamespace(commit=at_once), budget=budget,
+    )  # fmt: skip
+    generator = service.make({"TOKENHAUL_GENERATOR_ENGINES": "http://a", "TOKENHAUL_KAFKA_BOOTSTRAP": "localhost:1"})
+    context = SimpleNamespace(process=SimpleNamespace(drain_seconds=0.01))
+    async with asyncio.timeout(5):
+        await generator._drain(context, parts)  # type: ignore[arg-type]
+    assert "not told" in caplog.text
