@@ -61,7 +61,7 @@ class Stages:
         asyncio.run(topics.create(self.kafka, topics.new_dataset("bench", MODEL, partitions), 1, 1))
 
     def run(self, name: str, **environ: str) -> Used:
-        """Run one service until its part is done. With PROFILE=directory in the environment a flame graph is kept."""
+        """Run one service until its part is done. With PROFILE=directory in the environment py-spy keeps its stacks."""
         self.log = self.folder / f"{name}.log"
         began = time.monotonic()
         with self.log.open("wb") as log:
@@ -98,8 +98,8 @@ class Stages:
         if not folder:
             return []
         Path(folder).mkdir(parents=True, exist_ok=True)
-        graph = str(Path(folder) / f"{name}.txt")
-        return [str(Path(sys.executable).parent / "py-spy"), "record", "--format", "raw", "--output", graph, "--"]
+        stacks = str(Path(folder) / f"{name}.txt")
+        return [str(Path(sys.executable).parent / "py-spy"), "record", "--format", "raw", "--output", stacks, "--"]
 
 
 def _watch(pid: int) -> tuple[list[int], int, resource.struct_rusage]:
