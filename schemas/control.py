@@ -77,10 +77,12 @@ class Probes(msgspec.Struct, tag="probes.v1", frozen=True, kw_only=True, omit_de
 
 
 class Regenerated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a command: prompts that stand on the topic for it, and ids that no prompt on the topic had."""
+    """What became of a command: prompts that stand on the topic for it, ids that no prompt on the topic had, and
+    prompts that were left out since a higher revision of theirs stands there already."""
 
     prompts: int
     missing: int
+    skipped: int = 0
     done_at: float
 
 

@@ -27,7 +27,7 @@ from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.settings import load
 
 _IDS_PER_COMMAND = 250_000
-"""4 MB of a message, which may have 16; ingest goes over the prompts topic once for each command."""
+"""4 MB of a message, which may have 16; ingest goes over the prompts topic twice for each command."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,10 @@ def command(arguments: argparse.Namespace) -> int:
         revision = asyncio.run(
             _write(kafka, dataset, found.ids, view.revisions.highest, arguments.max_new_tokens, condition.text)
         )
-        console.print(f"{len(found.ids)} rows are asked again as revision {revision}, as soon as ingest runs")
+        console.print(
+            f"{len(found.ids)} rows are asked again as revision {revision}, as soon as ingest runs; it leaves out "
+            "those whose request is asked in a higher revision already (its log says how many)"
+        )
     return 0
 
 

@@ -118,9 +118,33 @@ async def test_without_a_limit_the_same_is_asked_and_still_another_record(tmp_pa
     old = [make_prompt(1)]
     kafka = kafka_with(old)
     give(kafka, command(old))
-    give(kafka, command(old, revision=2))
+    await run_ingest(kafka, tmp_path)
+    give(kafka, command(prompts_on(kafka)[1:], revision=2))
     await run_ingest(kafka, tmp_path)
     found = prompts_on(kafka)
     assert [prompt.revision for prompt in found] == [0, 1, 2]
     assert len({prompt.id for prompt in found}) == 3
     assert all(prompt.sampling == old[0].sampling for prompt in found)
+
+
+@pytest.mark.parametrize("answer_lost", [False, True], ids=["not taken", "taken, answer lost"])
+async def test_what_is_asked_again_already_is_not_paid_for_twice(
+    tmp_path: Path, answer_lost: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = [make_prompt(number) for number in range(8)]
+    kafka = kafka_with(old)
+    give(kafka, command(old[:5]))
+    await run_ingest(kafka, tmp_path)
+    kafka.answers = [None, KafkaTimeoutError()]  # in the middle of the second command
+    kafka.answer_lost = answer_lost
+    give(kafka, command(old, revision=2, max_new_tokens=256))
+    await run_ingest(kafka, tmp_path)
+    found = prompts_on(kafka)
+    asked = sorted((prompt.prompt_ids, prompt.revision) for prompt in found[8:])
+    assert asked == sorted((prompt.prompt_ids, 1 if number < 5 else 2) for number, prompt in enumerate(old))
+    done = last_command(kafka).done
+    assert done
+    assert (done.prompts, done.skipped, done.missing) == (3, 5, 0)
+    assert "5 rows are not asked again" in caplog.text
+    assert "not with 256" in caplog.text
+    assert "0 rows are not" not in caplog.text
