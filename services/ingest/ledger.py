@@ -1,6 +1,7 @@
 """What Kafka holds of ingest's work, and the one way to add to it: a transaction of prompts, letters and a cursor.
 
-A crash at any moment leaves either all of a batch or nothing of it, so that a restart neither loses nor repeats.
+A crash at any moment leaves a batch published with its cursor, or to be read again; prompts of it that are on the topic
+already are known by their ids. So a restart neither loses nor repeats.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ from services.ingest import selection
 from services.ingest.intake import Part
 from services.ingest.lines import Mark
 from services.ingest.metrics import IngestMetrics
+from services.ingest.portions import Portion, portions
 from services.ingest.prompts import Ready
 from services.ingest.request import Request
 from services.ingest.sources import Source
@@ -88,29 +90,35 @@ class Ledger:
         self._requests = dict(requests)
         return marks
 
-    async def publish(self, parts: Sequence[Part]) -> int:
-        """One transaction: what of `parts` is new, their letters, and the cursors behind them. How many are new.
+    def portions(self, parts: Sequence[Part]) -> Iterator[Portion]:
+        """What of `parts` is new, in as many transactions as it takes; `publish` each of them, in their order."""
+        return portions(parts, self._new([ready for part in parts for ready in part.made.prompts]))
+
+    async def publish(self, portion: Portion) -> int:
+        """One transaction: prompts, the letters of the parts that end with them, and the cursors behind those. A part
+        that goes on has its prompts counted in its cursor, which stays where it is: after a crash the part is read
+        again, and what is on the topic is known by its ids. How many prompts.
 
         Raises Retry when Kafka did not take it (this ledger and its producer are then done with), Fatal when another
         ingest took over."""
-        new = self._new([ready for part in parts for ready in part.made.prompts])
         changed: dict[tuple[str, str], Cursor] = {}
-        fresh = []
-        for part in parts:
-            batch, made = part.batch, part.made
-            own = [one for ready in made.prompts if (one := new.pop(ready.id, None))]
-            fresh.append(own)
-            key = batch.source.name, batch.file
-            stored = changed.get(key) or _resume(
-                batch.source, self._requests[key[0]], self._cursors.get(key), batch.file
-            )
-            repeated = len(made.prompts) - len(own)
-            changed[key] = cursors.advance(stored, batch.mark, len(own), repeated, made.refused)
+
+        def advance(part: Part, mark: Mark | None, published: int, repeated: int, refused: Mapping[str, int]) -> None:
+            source, file = part.batch.source, part.batch.file
+            key = source.name, file
+            stored = changed.get(key) or _resume(source, self._requests[source.name], self._cursors.get(key), file)
+            changed[key] = cursors.advance(stored, mark or cursors.mark_of(stored), published, repeated, refused)
+
+        for part, own in portion.prompts:
+            advance(part, None, len(own), 0, {})
+        for part, new in portion.ended:
+            advance(part, part.batch.mark, 0, len(part.made.prompts) - len(new), part.made.refused)
         topics = self._kafka.topics
-        letters = [letter for part in parts for letter in part.made.letters]
+        prompts = [ready for _, own in portion.prompts for ready in own]
+        letters = [letter for part, _ in portion.ended for letter in part.made.letters]
         await self._commit(
             [
-                *(_Message(topics.prompts, one.value, Prompt, id=one.id) for ready in fresh for one in ready),
+                *(_Message(topics.prompts, ready.value, Prompt, id=ready.id) for ready in prompts),
                 *(_Message(topics.dead, letter.value, DeadLetter, key=letter.key) for letter in letters),
                 *(
                     _Message(topics.cursors, self._encoder.encode(cursor), Cursor, key=cursors.key(*key))
@@ -119,19 +127,20 @@ class Ledger:
             ]
         )
         self._cursors |= changed
-        await self._remember([one.id for ready in fresh for one in ready])
-        for part, ready in zip(parts, fresh, strict=True):
-            self._told(part, ready)
-        return sum(map(len, fresh))
+        await self._remember([ready.id for ready in prompts])
+        self._told(portion)
+        return len(prompts)
 
-    def _told(self, part: Part, new: list[Ready]) -> None:
-        """Count a part that is committed, and tell who waits for it."""
-        batch, made = part.batch, part.made
-        tokens = sum(ready.tokens for ready in new)
-        repeated = len(made.prompts) - len(new)
-        self._metrics.hauled(batch.source.name, len(batch.lines), len(new), repeated, made.refused, tokens)
-        if part.published and not part.published.done():
-            part.published.set_result(frozenset(ready.id for ready in new))
+    def _told(self, portion: Portion) -> None:
+        """Count what is committed, and tell who waits for it."""
+        for part, own in portion.prompts:
+            self._metrics.hauled(part.batch.source.name, 0, len(own), 0, {}, sum(ready.tokens for ready in own))
+        for part, new in portion.ended:
+            batch, made = part.batch, part.made
+            repeated = len(made.prompts) - len(new)
+            self._metrics.hauled(batch.source.name, len(batch.lines), 0, repeated, made.refused, 0)
+            if part.published and not part.published.done():
+                part.published.set_result(new)
 
     async def publish_again(self, prompts: Sequence[tuple[str, Ready]], done: Regenerate | None = None) -> None:
         """One transaction: those of `prompts` (each with its source) that are not on the topic, and that their command

@@ -1,6 +1,6 @@
 """tokenhaul ingest: records of files and requests become prompts on the prompts topic, each exactly once.
 
-    files -> lines -> conversation -> text -> ids -> prompt -> one transaction with the file's cursor
+    files -> lines -> conversation -> text -> ids -> prompt -> a transaction with the file's cursor
     POST /v1/prompts -> lines -> ...                        -> ... the next transaction takes them along
 
 Reading and tokenizing run ahead in threads; publishing goes batch by batch, in the order of reading.
@@ -127,8 +127,10 @@ class Ingest:
         """The batch that was read first, and with it what was pushed meanwhile."""
         read = [await self._reading.making.first()] if self._reading.making else []
         parts = read + self._intake.take(self._settings.batch_records)
-        with context.health.unready_after(_SLOW_SECONDS, f"Kafka at {self._kafka.address} takes long to commit"):
-            self._backlog.published(await ledger.publish(parts))
+        for portion in ledger.portions(parts):
+            context.health.beat()
+            with context.health.unready_after(_SLOW_SECONDS, f"Kafka at {self._kafka.address} takes long to commit"):
+                self._backlog.published(await ledger.publish(portion))
         self._backoff.reset()
         for part in read:
             self._reading.published(part)

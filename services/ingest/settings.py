@@ -58,7 +58,12 @@ class IngestSettings(Settings, frozen=True, kw_only=True):
         bool, Meta(description="keep messages and tools beside the ids, so that prompts can be rendered again")
     ] = True
     batch_records: Annotated[
-        int, Meta(ge=1, le=10_000, description="prompts that are tokenized together and share a transaction")
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="prompts that are tokenized together and, up to 2,000 and 16 MiB, share a transaction",
+        ),
     ] = 512
     roots: Annotated[
         list[str],

@@ -12,6 +12,7 @@ from schemas import ids
 from schemas.control import Control, Idle, SourceTotals
 from schemas.cursors import Cursor
 from services.ingest import ledger as ledger_module
+from services.ingest import portions as portions_module
 from services.ingest.intake import Part
 from services.ingest.ledger import Ledger
 from services.ingest.lines import Line, Mark
@@ -68,7 +69,8 @@ async def ledger(kafka: FakeKafka, metrics: IngestMetrics, begun: bool = True) -
 
 
 async def publish(opened: Ledger, batch: Batch, made: Made) -> None:
-    await opened.publish([Part(batch, made)])
+    for portion in opened.portions([Part(batch, made)]):
+        await opened.publish(portion)
 
 
 def cursor(kafka: FakeKafka) -> Cursor:
@@ -104,6 +106,32 @@ async def test_nothing_is_published_twice(metrics: IngestMetrics) -> None:
     await publish(opened, batch(20), made(ready(2), ready(3)))
     assert [record.value for record in kafka.topic("prompts")] == [b"value 1", b"value 2", b"value 3"]
     assert (cursor(kafka).published, cursor(kafka).repeated) == (2, 3)
+
+
+async def test_many_prompts_take_transactions_of_bounded_size_and_a_crash_between_them_loses_and_repeats_nothing(
+    metrics: IngestMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most three prompts, or as many bytes as two have; the cursor moves with the last."""
+    monkeypatch.setattr(portions_module, "MOST_PROMPTS", 3)
+    monkeypatch.setattr(portions_module, "MOST_BYTES", 100)
+    large = [Ready(number.to_bytes(16, "big"), b"x" * 50, 10, number) for number in (10, 11, 12)]
+    part = made(*map(ready, range(1, 6)), *large, ready(1), refused="not_json")
+    kafka = FakeKafka(None, KafkaTimeoutError())
+    with pytest.raises(Retry):
+        await publish(await ledger(kafka, metrics), batch(20), part)
+    assert [record.value for record in kafka.topic("prompts")] == [b"value 1", b"value 2", b"value 3"]
+    assert (cursor(kafka).offset, cursor(kafka).published, kafka.topic("dead")) == (0, 3, [])
+
+    sizes: list[int] = []
+    kafka.on_commit = lambda: sizes.append(len(kafka.topic("prompts")) - 3 - sum(sizes))
+    again = await ledger(kafka, metrics, begun=False)
+    assert again.begin([SOURCE], {"s": request()})["s"]["f.jsonl"] == Mark()
+    await publish(again, batch(20), part)
+    assert sizes == [3, 2], "4, 5 and one of the large ones; two of those"
+    assert len({record.headers[1] for record in kafka.topic("prompts")}) == len(kafka.topic("prompts")) == 8
+    assert (cursor(kafka).offset, cursor(kafka).published, cursor(kafka).refused) == (20, 8, {"not_json": 1})
+    assert len(kafka.topic("dead")) == 1
+    assert metrics.registry.get_sample_value("tokenhaul_ingest_published_total", {"source": "s"}) == 8
 
 
 async def test_a_batch_of_nothing_new_still_moves_the_cursor(metrics: IngestMetrics) -> None:
