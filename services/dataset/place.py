@@ -49,3 +49,13 @@ def find(place: str) -> Place:
         return Place(store, *chain.find(store))
     except Fatal as error:
         raise SettingsError(str(error)) from error
+
+
+def check(place: Place, frozen: Dataset, prefix: str) -> None:
+    """Raises SettingsError when the topics `prefix`.* were made for another dataset, which `frozen` is."""
+    here = place.dataset
+    if (frozen.name, frozen.model, frozen.partitions) != (here.name, here.model, here.partitions):
+        raise SettingsError(
+            f"{place.name} is dataset {here.name!r}, the topics {prefix}.* belong to {frozen.name!r}: set "
+            "TOKENHAUL_KAFKA_PREFIX"
+        )

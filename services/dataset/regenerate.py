@@ -21,7 +21,7 @@ from services.dataset.place import Place
 from services.dataset.reader import View
 from services.kernel import logs, topics
 from services.kernel.codec import Decoder, Encoder, schema_of
-from services.kernel.errors import Reject, SettingsError
+from services.kernel.errors import Reject
 from services.kernel.kafka import Kafka
 from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.settings import load
@@ -72,13 +72,7 @@ async def _write(
 ) -> int:
     """Write the command; the revision it asks for, which no row and no command had before."""
     frozen = await topics.check(kafka)
-    if (frozen.name, frozen.model, frozen.partitions) != (
-        dataset.dataset.name, dataset.dataset.model, dataset.dataset.partitions
-    ):  # fmt: skip
-        raise SettingsError(
-            f"{dataset.name} is dataset {dataset.dataset.name!r}, the topics {kafka.settings.prefix}.* belong to "
-            f"{frozen.name!r}: set TOKENHAUL_KAFKA_PREFIX"
-        )
+    place.check(dataset, frozen, kafka.settings.prefix)
     revision = max(highest, await _commanded(kafka)) + 1
     async with kafka.started(kafka.producer) as producer:
         for start in range(0, len(ids), _IDS_PER_COMMAND):

@@ -1,7 +1,8 @@
 """`tokenhaul dead list|show|replay|drop`: what failed or was refused, and what is to become of it.
 
 `replay` and `drop` say what they would do, and do it with --yes. A replay is a command to ingest, which alone publishes
-prompts: it asks again under the same record id, and a row that comes of it supersedes the failure.
+prompts: it asks again under the same record id, and a row that comes of it supersedes the failure. A row may also come
+without a replay, of another generator: only the shards tell, so `list`, `show` and `replay` look there when they can.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import json
 import math
 import os
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,15 +24,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from schemas.control import Drop, Replay, drop_key, replay_key
+from schemas.control import Dataset, Drop, Replay, drop_key, replay_key
 from schemas.ids import ID_BYTES
 from services.dataset.cli import positive, reports_errors
 from services.kernel import logs, topics
 from services.kernel.codec import Encoder, schema_of
+from services.kernel.errors import TokenhaulError
 from services.kernel.kafka import Kafka
 from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.settings import load
-from services.operations import letters
+from services.operations import letters, superseded
 from services.operations.letters import Letter
 
 _IDS_PER_REPLAY = 500
@@ -59,6 +62,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
             parser.add_argument("--json", action="store_true", help="as JSON, for tools")
         else:
             parser.add_argument("--yes", action="store_true", help="do it; without, say only what would be done")
+        if action != "drop":
+            parser.add_argument(
+                "--root", default=os.environ.get("TOKENHAUL_SINK_ROOT", ""), metavar="PLACE",
+                help="where the shards are: failures that are rows by now are left out. Without, those of which a row "
+                "came with no replay are not known: they are listed, and a replay pays for them again "
+                "(default: TOKENHAUL_SINK_ROOT)",
+            )  # fmt: skip
         if action == "show":
             parser.add_argument("--limit", type=positive, default=10, metavar="N", help="(default %(default)s)")
 
@@ -83,7 +93,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 async def _read(kafka: Kafka, arguments: argparse.Namespace) -> dict[bytes, Letter]:
-    await topics.check(kafka)
+    frozen = await topics.check(kafka)
     ids = set(arguments.id) if arguments.id else None
 
     def wanted(letter: Letter) -> bool:
@@ -94,7 +104,28 @@ async def _read(kafka: Kafka, arguments: argparse.Namespace) -> dict[bytes, Lett
             and (ids is None or letter.id in ids)
         )
 
-    return await letters.read(kafka, wanted)
+    found = await letters.read(kafka, wanted)
+    if arguments.action == "drop":
+        return found
+    rows = await asyncio.to_thread(_rows, found, arguments, frozen, kafka)
+    if rows:
+        print(f"{len(rows)} letters are left out: their records are rows by now", file=sys.stderr)
+    return {key: letter for key, letter in found.items() if key not in rows}
+
+
+def _rows(found: Mapping[bytes, Letter], arguments: argparse.Namespace, frozen: Dataset, kafka: Kafka) -> set[bytes]:
+    """Which of them are rows by now. Who only looks is told when that is not known; a replay would be paid for."""
+    if not arguments.root:
+        if arguments.action == "replay":
+            print("not known without --root: whether some of them are rows by now", file=sys.stderr)
+        return set()
+    try:
+        return superseded.among(found, arguments.root, frozen, kafka)
+    except TokenhaulError as error:
+        if arguments.action == "replay":
+            raise
+        print(f"not known whether some of them are rows by now (--root): {error}", file=sys.stderr)
+        return set()
 
 
 def _record_id(text: str) -> bytes:
