@@ -2,6 +2,7 @@
 
 TokenhaulError
 ├── Retry            it may pass: the same thing again, later
+│   └── Refused      ... but a store said no: where nothing ever worked, the settings are wrong
 ├── Stopped          asked to end before the work began: status 0
 ├── Reject           this record will never pass: it ends as a failure or a dead letter, the others go on
 └── Fatal            nothing further can be done right: the process ends with status 3 and says why
@@ -24,6 +25,11 @@ class Retry(TokenhaulError):
         super().__init__(f"{cause}: {detail}")
         self.cause = cause
         self.after = after
+
+
+class Refused(Retry):
+    """The store is there and does not want us (a wrong name, no right, a file where a directory must be). Under a
+    service that has worked it is Retry like any other; before, it will not pass."""
 
 
 class Stopped(TokenhaulError):

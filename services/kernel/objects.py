@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 import obstore
-from obstore.exceptions import BaseError, PreconditionError
+from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from services.kernel import failpoints
-from services.kernel.errors import Fatal, Retry
+from services.kernel.errors import Fatal, Refused, Retry
 from services.kernel.store import Data, LocalStore, Store
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class ObjectStore:
             failpoints.passing("create.put")
         except (BaseError, OSError) as error:
             failure = error
-        with _retried(self.name(key)):
+        with _retried(self.name(key), failure):
             try:
                 there = obstore.head(self._client, key)
                 # Not every 200 is one: some servers put an error into its body. Only what can be seen was created.
@@ -95,7 +95,7 @@ class ObjectStore:
                 return there["size"] == len(data) and bytes(obstore.get(self._client, key).bytes()) == data
             except FileNotFoundError as error:
                 what = "it was taken, but is not there" if failure is None else _first_line(failure)
-                raise Retry("store", f"{self.name(key)}: {what}") from (failure or error)
+                raise _kind(failure)("store", f"{self.name(key)}: {what}") from (failure or error)
 
     def open(self, key: str) -> BinaryIO:
         with _retried(self.name(key)):
@@ -203,14 +203,19 @@ class _Object(io.RawIOBase):
 
 
 @contextmanager
-def _retried(name: str) -> Iterator[None]:
-    """What the store refuses now (away, overloaded, not permitted) it may allow later."""
+def _retried(name: str, before: BaseException | None = None) -> Iterator[None]:
+    """What the store refuses now (away, overloaded, not permitted) it may allow later. `before`: what failed first, and
+    tells whether it is a refusal (who must not list is not permitted to see that nothing is there)."""
     try:
         yield
     except Replaced:
         raise
     except (BaseError, OSError) as error:
-        raise Retry("store", f"{name}: {_first_line(error)}") from error
+        raise _kind(before or error)("store", f"{name}: {_first_line(error)}") from error
+
+
+def _kind(error: BaseException | None) -> type[Retry]:
+    return Refused if isinstance(error, (PermissionDeniedError, UnauthenticatedError, FileNotFoundError)) else Retry
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,6 +5,7 @@ Writers rely on one thing: of two that create the same key, exactly one succeeds
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 import uuid
@@ -14,15 +15,19 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from services.kernel import failpoints
-from services.kernel.errors import Fatal, Retry
+from services.kernel.errors import Fatal, Refused, Retry
 
 Data = bytes | memoryview
 _TEMPORARY = ".tmp"
 _STALE_SECONDS = 24 * 3600.0
+_REFUSED = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP,
+}  # fmt: skip
 
 
 class Store(Protocol):
-    """Keys are paths with `/`. All calls block; they raise Retry for what may pass, or may have worked."""
+    """Keys are paths with `/`. All calls block; they raise Retry for what may pass, or may have worked;
+    Refused, a kind of it, where the store said no."""
 
     def create(self, key: str, data: Data) -> bool:
         """Make `key` hold `data`, durably. False: it exists already, and stays as it is."""
@@ -134,4 +139,5 @@ def _retried(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Retry("store", f"{path}: {error.strerror or error}") from error
+        kind = Refused if error.errno in _REFUSED else Retry
+        raise kind("store", f"{path}: {error.strerror or error}") from error

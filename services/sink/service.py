@@ -14,20 +14,15 @@ from contextlib import AsyncExitStack
 from aiokafka import ConsumerRecord
 from aiokafka.errors import OffsetOutOfRangeError
 
-from schemas.control import Dataset
 from services.kernel import control, topics
-from services.kernel.errors import Retry, SettingsError, TokenhaulError
 from services.kernel.kafka import Kafka
 from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.lifecycle import Context
-from services.kernel.objects import open_store
-from services.kernel.retry import Backoff
 from services.kernel.settings import load
-from services.kernel.store import Store, prove
-from services.sink.chain import claim
 from services.sink.deadletters import DeadLetters
 from services.sink.idle import Upstream
 from services.sink.metrics import SinkMetrics
+from services.sink.opening import claimed, proven
 from services.sink.settings import SinkSettings
 from services.sink.writer import Writer
 
@@ -50,11 +45,12 @@ class Sink:
     async def run(self, context: Context) -> None:
         """Prove the store, connect, then write shards until stopped or until this run is idle."""
         kafka = self._kafka
-        store = await asyncio.to_thread(self._proven_store)
+        context.health.set_ready(because=f"waiting for the store at {self._settings.root}")
+        store = await proven(self._settings.root, self.metrics)
         context.health.set_ready(because=f"waiting for Kafka at {kafka.address}")
         async with AsyncExitStack() as stack:
             dataset = await topics.check(kafka)
-            await self._claim(store, dataset)
+            await claimed(store, dataset, self.metrics)
             upstream = await self._upstream(context, stack) if context.until_idle else None
             consumer = await stack.enter_async_context(
                 kafka.started(lambda: kafka.consumer(kafka.topics.sink_group, "read_uncommitted"))
@@ -105,24 +101,3 @@ class Sink:
         admin = await stack.enter_async_context(kafka.started(kafka.admin))
         reader = await stack.enter_async_context(kafka.started(lambda: kafka.consumer(None, "read_committed")))
         return Upstream(kafka, view, admin, reader, context.process.run_id)
-
-    async def _claim(self, store: Store, dataset: Dataset) -> None:
-        """The store has proved itself: what it refuses now will pass."""
-        backoff = Backoff(base=0.5, cap=15.0)
-        while True:
-            try:
-                return await asyncio.to_thread(claim, store, dataset)
-            except Retry as retry:
-                self.metrics.retried(retry.cause)
-                log.warning("the dataset cannot be claimed: %s", retry, extra={"action": "claim"})
-            await asyncio.sleep(backoff.next())
-
-    def _proven_store(self) -> Store:
-        """A wrong root is a wrong setting."""
-        try:
-            store = open_store(self._settings.root)
-            prove(store)
-            store.sweep()
-        except TokenhaulError as error:
-            raise SettingsError(f"TOKENHAUL_SINK_ROOT={self._settings.root!r} is not usable: {error}") from error
-        return store

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
@@ -16,7 +18,9 @@ from services.kernel.store import Store, prove
 from services.local.kafka import free_ports
 from services.sink.service import make
 from tests.support.faulty_s3 import Fault, FaultyS3, faulty_s3
+from tests.support.processes import tokenhaul
 from tests.support.s3 import BUCKET, S3Server
+from tests.support.stream import eventually, running
 
 FOR_EVER = 1000
 CHANGING = [fault for fault in get_args(Fault) if fault not in ("403", "overwrites")]
@@ -127,14 +131,49 @@ def test_a_server_that_overwrites_is_found_out_at_the_start(
     assert "it lets the same file be created twice" in printed
 
 
-@pytest.mark.parametrize(("root", "why"), [("s3://bucket/x", "error sending request"), ("ftp://x", "is neither a dir")])
-def test_a_root_that_cannot_be_reached_is_a_wrong_setting(
-    root: str, why: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_root_of_no_known_kind_is_a_wrong_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert start_sink("ftp://x") == 2
+    assert "TOKENHAUL_SINK_ROOT='ftp://x' is not usable: 'ftp://x' is neither a dir" in capsys.readouterr().err
+
+
+def test_a_store_without_a_right_for_us_is_a_wrong_setting(
+    proxy: FaultyS3, s3: S3Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    assert start_sink(root) == 2
-    assert f"TOKENHAUL_SINK_ROOT='{root}' is not usable" in (printed := capsys.readouterr().err)
-    assert why in printed
+    proxy.fail("403", FOR_EVER)
+    assert start_sink(s3.fresh_root()) == 2
+    assert "is not usable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", ["503", "reset", "hangs"])
+async def test_a_store_that_is_away_at_the_start_is_waited_for(
+    fault: Fault, proxy: FaultyS3, s3: S3Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = make({"TOKENHAUL_KAFKA_BOOTSTRAP": "127.0.0.1:1", "TOKENHAUL_SINK_ROOT": (root := s3.fresh_root())})
+    proxy.fail(fault, FOR_EVER)
+    async with running(sink) as (context, _):
+        await eventually(lambda: f"the store at {root} gives no answer" in caplog.text)
+        assert context.health.not_ready == f"waiting for the store at {root}"
+        proxy.recover()
+        await eventually(lambda: "Kafka at 127.0.0.1:1 does not answer" in caplog.text)
+
+
+def test_a_stop_does_not_wait_for_a_store_that_hangs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        sink = tokenhaul(
+            "sink",
+            TOKENHAUL_KAFKA_BOOTSTRAP="127.0.0.1:1",
+            TOKENHAUL_SINK_ROOT=f"s3://{BUCKET}/x",
+            TOKENHAUL_METRICS_PORT=str(free_ports(1)[0]),
+            AWS_ENDPOINT_URL=f"http://127.0.0.1:{silent.getsockname()[1]}",
+            AWS_ACCESS_KEY_ID="key",
+            AWS_SECRET_ACCESS_KEY="secret",
+        )
+        connection, _ = silent.accept()
+        with connection:
+            sink.send_signal(signal.SIGTERM)
+            output, _ = sink.communicate(timeout=60)  # the request itself would take minutes
+    assert sink.returncode == 0, output
 
 
 def start_sink(root: str) -> int:

@@ -22,6 +22,8 @@ from services.sink import idle
 from services.sink.chain import find
 from services.sink.deadletters import DeadLetters
 from services.sink.idle import Upstream
+from services.sink.metrics import SinkMetrics
+from services.sink.opening import claimed
 from services.sink.service import Sink, make
 from services.sink.settings import SinkSettings
 from services.sink.verify import verify
@@ -64,10 +66,10 @@ async def test_a_store_that_hesitates_at_the_start_is_asked_again(
             raise Retry("store", "no answer")
 
     store.before = before
-    sink = Sink(SinkSettings(root=str(tmp_path)), KAFKA)
-    await sink._claim(store, DATASET)
+    metrics = SinkMetrics()
+    await claimed(store, DATASET, metrics)
     assert find(store) == ("test", DATASET)
-    assert sink.metrics.registry.get_sample_value("tokenhaul_retries_total", {"stage": "sink", "cause": "store"}) == 2
+    assert metrics.registry.get_sample_value("tokenhaul_retries_total", {"stage": "sink", "cause": "store"}) == 2
 
 
 class Running:
