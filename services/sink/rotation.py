@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 from services.sink.arrivals import Arrival
@@ -9,26 +10,28 @@ from services.sink.buffer import Buffer
 from services.sink.settings import SinkSettings
 
 _POLL_RECORDS = 500
+_REMEMBERED = 1000
+"""Records after which a size is forgotten, so that one huge record does not keep the polls small for ever."""
 
 
 class Rotation:
     """Limits of each shard (rows, bytes, age) and one budget of bytes for all open shards together.
 
-    Room is kept for the largest record seen, so that a poll overruns the budget only by a record larger than all
-    before it."""
+    Room is kept for the largest of the last records, so that a poll overruns the budget only by records larger than
+    all of those."""
 
     def __init__(self, settings: SinkSettings) -> None:
         self._settings = settings
-        self._largest = 1
+        self._sizes = deque([1], maxlen=_REMEMBERED)
 
     def arrived(self, arrivals: Iterable[Arrival]) -> None:
         """Records that were taken in."""
-        self._largest = max(self._largest, *(arrival.nbytes for arrival in arrivals))
+        self._sizes.extend(arrival.nbytes for arrival in arrivals)
 
     def room(self, buffers: Mapping[int, Buffer]) -> int:
         """How many records the next poll may bring; 0 when the budget is spent."""
         used = sum(buffer.nbytes for buffer in buffers.values())
-        fitting = (self._settings.buffer_bytes - used) // self._largest
+        fitting = (self._settings.buffer_bytes - used) // max(self._sizes)
         # A record larger than the whole budget must pass too, alone.
         return max(min(fitting, _POLL_RECORDS, self._settings.max_rows), 0 if used else 1)
 

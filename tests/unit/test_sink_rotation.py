@@ -78,6 +78,17 @@ def test_a_record_larger_than_the_budget_passes_alone() -> None:
     assert limits.due({0: buffer(nbytes=5 * MIB)}, now=0.0) == [0]
 
 
+def test_one_huge_record_makes_polls_small_for_a_while_only() -> None:
+    limits = rotation(buffer_bytes=512 * MIB)
+    limits.arrived([arrival(40 * MIB)])
+    assert limits.room({}) == 12
+    for _ in range(100):
+        limits.arrived([arrival(1024)] * limits.room({}))
+    assert limits.room({}) == 500
+    limits.arrived([arrival(40 * MIB)])
+    assert limits.room({}) == 12
+
+
 def test_a_poll_is_no_larger_than_a_shard() -> None:
     assert rotation(max_rows=16).room({}) == 16
     assert rotation().room({}) == 500
