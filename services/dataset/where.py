@@ -125,8 +125,8 @@ def _evaluate(term: Term, column: pa.ChunkedArray[Any]) -> Any:
     if term.operator == "is not null":
         return pc.is_valid(column)
     operator = "=" if term.operator == "in" else term.operator
-    # Numbers are wider than the column: no value is cut.
-    kind = None if pa.types.is_floating(column.type) or pa.types.is_integer(column.type) else column.type
+    # Integers are wider than the column: no value is cut. A float is what it would be in the column: 0.9 is 0.9.
+    kind = None if pa.types.is_integer(column.type) else column.type
     found = [_COMPARE[operator](column, pa.scalar(value, kind)) for value in term.values]
     return functools.reduce(pc.or_, found)
 

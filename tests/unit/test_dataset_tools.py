@@ -119,6 +119,21 @@ def test_a_chain_with_a_hole_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "matches"),
+    [
+        ("repetition >= 0.9", [False, True, True]),
+        ("repetition = 0.9", [False, True, False]),
+        ("repetition > 0.9", [False, False, True]),
+        ("repetition in (0.1, 0.9)", [False, True, False]),
+        ("repetition < 1e300", [True, True, True]),
+    ],
+)
+def test_a_number_is_what_it_would_be_in_the_column(text: str, matches: list[bool]) -> None:
+    table = pa.table({"repetition": pa.array([0.8, 0.9, 0.95], SCHEMA.field("repetition").type)})
+    assert where.parse(text).matches(table).tolist() == matches
+
+
+@pytest.mark.parametrize(
     ("text", "numbers"),
     [
         ("finish_reason = length", {1}),
