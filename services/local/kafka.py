@@ -6,6 +6,7 @@ A node that is started again on its folder keeps its data, and its ports unless 
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import os
 import re
@@ -76,12 +77,15 @@ class LocalKafka:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._properties = folder / "server.properties"
+        self._lock: int | None = None
 
     def prepare(self, port: int | None = None) -> None:
         """Get the jars, write the configuration, and format the data folder unless that was done before. It listens on
-        `port`, or on one that is free. Raises SettingsError when somebody else listens there."""
+        `port`, or on one that is free. The folder is this process's until it ends. Raises SettingsError when another
+        has the folder, or listens on `port`."""
         self._classpath = f"{jars()}/*"
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._take_folder()
         formatted = self._properties.exists()
         ports = _PORTS.findall(self._properties.read_text())[0] if formatted else free_ports(2)
         if port is not None:
@@ -96,6 +100,21 @@ class LocalKafka:
         if not formatted:
             self._format(draft)
         draft.rename(self._properties)
+
+    def _take_folder(self) -> None:
+        """Kafka has a lock of its own, but takes it after it has joined the other node's quorum, which harms that."""
+        if self._lock is not None:
+            return
+        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise SettingsError(
+                f"another Kafka node runs on {self._folder}: stop it first, or take another folder"
+            ) from error
+        os.set_inheritable(lock, True)  # whoever becomes the node (exec) keeps it
+        self._lock = lock
 
     def _format(self, properties: Path) -> None:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
