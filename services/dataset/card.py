@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -48,6 +49,11 @@ def write(out: Path, result: Result, price: Price | None, notes: Sequence[str]) 
     temporary = out / f"{CARD}.part"
     temporary.write_text("\n".join(_lines(result, price, notes)) + "\n", encoding="utf-8")
     os.replace(temporary, out / CARD)
+
+
+def is_empty(out: Path) -> bool:
+    """Whether the card in `out` says that no row was taken."""
+    return re.search(r"^rows: 0$", (out / CARD).read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
 def _lines(result: Result, price: Price | None, notes: Sequence[str]) -> Iterator[str]:

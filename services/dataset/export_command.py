@@ -42,15 +42,21 @@ def command(arguments: argparse.Namespace) -> int:
     with export_plan.begun(arguments.out, _plan(arguments, found)) as plan:
         if (arguments.out / CARD).exists():
             export_plan.tidy(arguments.out)
-            console.print(f"{arguments.out} is done already")
-            return 0
+            return _status(console, arguments.out, f"{arguments.out} is done already")
         view = View(found, plan.snapshot, plan.since)
         work = Export(view, filters, format_, arguments.out, exclude=exclude, tokens_per_file=arguments.tokens_per_file)
         price = Price(arguments.gpus, arguments.gpu_hour_price) if arguments.gpus else None
         notes = _notes(arguments)
         result = work.run(plan, lambda result: card.write(arguments.out, result, price, notes))
     _show(console, arguments, result, notes)
-    return 0 if result.stats.rows else 1
+    return _status(console, arguments.out, f"{arguments.out / CARD}")
+
+
+def _status(console: Console, out: Path, done: str) -> int:
+    """The exit status of an export that is done, now or before: none without a row is a success."""
+    empty = card.is_empty(out)
+    console.print(f"{out} has no rows: all were left out, {out / CARD} says why" if empty else done)
+    return 1 if empty else 0
 
 
 def _plan(arguments: argparse.Namespace, found: place.Place) -> Plan:
@@ -150,4 +156,3 @@ def _show(console: Console, arguments: argparse.Namespace, result: Result, notes
         console.print(result.frequencies.coverage(size))
     for note in notes:
         console.print(note, markup=False)
-    console.print(f"{arguments.out / CARD}")

@@ -121,7 +121,9 @@ FILTERS: list[tuple[list[object], Callable[[Sequence], bool]]] = [
 
 
 @pytest.mark.parametrize(("arguments", "keeps"), FILTERS, ids=[" ".join(map(str, words)) for words, _ in FILTERS])
-def test_filters(root: Path, arguments: list[object], keeps: Callable[[Sequence], bool]) -> None:
+def test_filters(
+    root: Path, capsys: pytest.CaptureFixture[str], arguments: list[object], keeps: Callable[[Sequence], bool]
+) -> None:
     made = [
         make_sequence(0),
         make_sequence(1, [7, 8, 9, 10], finish_reason="length", matched_stop=None, reasoning_end=-1),
@@ -135,7 +137,9 @@ def test_filters(root: Path, arguments: list[object], keeps: Callable[[Sequence]
         assert ids(lines(export(root, "specforge", *arguments))) == hexes(kept)
     else:
         words = ["export", "specforge", "--dataset", root / "data", "--out", root / "out", *arguments]
-        assert main([str(word) for word in words]) == 1, "nothing was left, which is no success"
+        for _ in range(2):
+            assert main([str(word) for word in words]) == 1, "nothing was left, which is no success"
+            assert f"{root / 'out'} has no rows: all were left out" in capsys.readouterr().out
 
 
 def test_answers_that_are_nothing_but_their_stop_token_are_left_out(root: Path) -> None:
