@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import sys
 import time
 import uuid
@@ -23,6 +24,7 @@ from services.kernel.codec import Decoder
 from services.kernel.errors import Fatal
 from services.kernel.kafka import Kafka
 from services.kernel.kafka_settings import KafkaSettings
+from services.kernel.settings import describe, load
 from services.local.kafka import LocalKafka, free_ports
 from services.local.processes import Child, end
 from services.local.progress import Progress
@@ -31,6 +33,7 @@ _POLL_SECONDS = 0.25
 _END_SECONDS = 15.0
 _ANSWER_SECONDS = 10.0
 _KAFKA_SECONDS = 120.0
+_SECURITY = re.compile(r"TOKENHAUL_KAFKA_(SECURITY|SASL|SSL)_")
 _ENGINE_SLOTS = 4
 _ENGINE_CONTEXT = 2048
 _ENGINE_MODEL = "SmolLM2-135M-Instruct.Q4_1"
@@ -78,13 +81,14 @@ def run(plan: Plan) -> Result:
     infrastructure: list[Child] = []
     services: list[Child] = []
     try:
-        kafka = Kafka(KafkaSettings(bootstrap=[_start_kafka(plan, infrastructure)], prefix=plan.prefix))
+        environ = _kafka_environ(plan, _start_kafka(plan, infrastructure))
+        kafka = Kafka(load(KafkaSettings, os.environ | environ))
         engines = plan.engines or [_start_engine(plan, infrastructure)]
         asyncio.run(_prepare(plan, kafka))
         run_id = uuid.uuid4().hex
         with Progress(_log(plan, "generate")) as progress:
             for name in ("ingest", "generate", "sink"):
-                services.append(_start_service(plan, name, kafka, engines, run_id, progress))
+                services.append(_start_service(plan, name, environ, engines, run_id, progress))
             _watch(infrastructure, services, progress, lambda: asyncio.run(_soon(_idle_mark(kafka, run_id))))
         return asyncio.run(_result(kafka, run_id, time.monotonic() - started, infrastructure + services))
     finally:
@@ -131,7 +135,17 @@ def _start_engine(plan: Plan, children: list[Child]) -> str:
     return f"http://127.0.0.1:{port}"
 
 
-def _start_service(plan: Plan, name: str, kafka: Kafka, engines: list[str], run_id: str, progress: Progress) -> Child:
+def _kafka_environ(plan: Plan, bootstrap: str) -> dict[str, str]:
+    """How Kafka is spoken to, here and in the services, over what the environment says. The local node takes neither
+    TLS nor users: what is set for another Kafka is unset."""
+    environ = {"TOKENHAUL_KAFKA_BOOTSTRAP": bootstrap, "TOKENHAUL_KAFKA_PREFIX": plan.prefix}
+    unset = [] if plan.kafka else [each.variable for each in describe(KafkaSettings) if _SECURITY.match(each.variable)]
+    return dict.fromkeys(unset, "") | environ
+
+
+def _start_service(
+    plan: Plan, name: str, kafka: dict[str, str], engines: list[str], run_id: str, progress: Progress
+) -> Child:
     (port,) = free_ports(1)
     progress.watch(name, port)
     settings = {
@@ -139,8 +153,7 @@ def _start_service(plan: Plan, name: str, kafka: Kafka, engines: list[str], run_
         "TOKENHAUL_LOG_FORMAT": "json",
         "TOKENHAUL_METRICS_PORT": str(port),
         "TOKENHAUL_DRAIN_SECONDS": "5",
-        "TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address,
-        "TOKENHAUL_KAFKA_PREFIX": plan.prefix,
+        **kafka,
         # A static member that is killed and started again has its partitions at once.
         "TOKENHAUL_KAFKA_INSTANCE": f"{name}-0",
         "TOKENHAUL_INGEST_SOURCES_FILE": str(plan.sources),

@@ -68,7 +68,11 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="LABEL", help="label of the model in the dataset (default: name of DIR)")
     add_options(parser, GeneratorSettings, BUDGETS)
     parser.add_argument("--resume", action="store_true", help="go on where one of these limits has stopped a run")
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="a Kafka of your own (default: one node is started)")
+    parser.add_argument(
+        "--kafka",
+        metavar="HOST:PORT",
+        help="a Kafka of your own, with TLS and SASL as TOKENHAUL_KAFKA_* say (default: one node is started)",
+    )
     parser.add_argument("--out", metavar="DIR", help="where the dataset goes (default: out/<time>)")
     parser.add_argument("--partitions", type=positive, default=4, metavar="N", help="partitions (default %(default)s)")
 

@@ -19,9 +19,11 @@ from services.kernel.kafka import Kafka
 from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.settings import load
 from services.local.kafka import free_ports
+from services.local.run import LOCAL_TOKENIZER
+from services.sink.verify import verify
 from tests.support.cluster import PASSWORD, USER, Cluster
 from tests.support.fake_engine import FakeEngine
-from tests.support.processes import tokenhaul
+from tests.support.processes import fake_engine, tokenhaul
 from tests.support.stream import create_topics, eventually, make_prompt, mark_idle, publish, read_outcomes, running
 
 KAFKA = "TOKENHAUL_KAFKA_"
@@ -58,6 +60,21 @@ async def test_the_pipeline_s_clients_work_over_tls_and_sasl(closed: Cluster, me
         async with running(generator, "run") as (_, task):
             await asyncio.wait_for(task, 90)
     assert {outcome.record_id for outcome in await read_outcomes(kafka)} == {prompt.id for prompt in prompts}
+
+
+def test_a_run_on_one_machine_speaks_to_kafka_as_its_services_do(closed: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(f'{{"prompt": "Tell me about {number}."}}\n' for number in range(6)))
+    environ = {name: value for name, value in settings(closed).items() if not name.endswith("BOOTSTRAP")}
+    with fake_engine(tmp_path) as (url, _):
+        run = tokenhaul(
+            "run", file, "--max-new-tokens", 8, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--model", "fake",
+            "--kafka", closed.bootstrap[0], "--out", tmp_path / "out", **environ,
+        )  # fmt: skip
+        output, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, output
+    assert verify(tmp_path / "out").rows == 6
+    assert PASSWORD not in output
 
 
 @pytest.mark.parametrize(
