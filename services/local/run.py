@@ -10,6 +10,7 @@ import argparse
 import datetime
 import fcntl
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -94,15 +95,18 @@ def run(arguments: argparse.Namespace, sources: Callable[[], Sources]) -> int:
     """Run the pipeline over `sources`, and report; the exit status."""
     logs.configure("human", "info")
     signal.signal(signal.SIGTERM, _interrupt)
+    out = ""
     try:
         with _plan(arguments, sources()) as plan:
+            out = str(plan.out)
             result = pipeline.run(plan)
             return report.show(plan, result)
     except TokenhaulError as error:
         print(*(f"tokenhaul: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
-        print("\ntokenhaul: interrupted; nothing of it runs any more. The same command goes on.", file=sys.stderr)
+        how = f"The same command goes on with --out {shlex.quote(out)}" if out else "Nothing was begun"
+        print(f"\ntokenhaul: interrupted; nothing of it runs any more. {how}", file=sys.stderr)
         return 130
 
 

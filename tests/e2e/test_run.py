@@ -185,6 +185,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, after: str) -> None:
         run.send_signal(signal.SIGINT)
         output, _ = run.communicate(timeout=90)
     assert run.returncode == 130, output
+    assert f"The same command goes on with --out {tmp_path / 'out'}" in output
     assert not [name for name, pid in left.items() if alive(pid)]
 
 
