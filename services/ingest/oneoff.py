@@ -65,6 +65,8 @@ def of_files(files: Sequence[Path], max_new_tokens: int | None) -> list[dict[str
     """One source for each of `files`, as a sources file would declare it. Raises SettingsError."""
     if missing := [str(file) for file in files if not file.exists()]:
         raise SettingsError(f"no such file: {', '.join(missing)}")
+    if unknown := [str(file) for file in files if not (file.is_dir() or places.kind_of(file.name))]:
+        raise SettingsError(f"no file of prompts by its name: {', '.join(unknown)}; it must end in {places.KINDS}")
     if max_new_tokens is None:
         raise SettingsError("--max-new-tokens N is required: how long may an answer be?")
     if max_new_tokens < 1:

@@ -123,6 +123,13 @@ def _plan(arguments: argparse.Namespace, sources: Sources) -> Iterator[Plan]:
         raise SettingsError("--tokenizer needs --engine URL: the local engine has a model and a tokenizer of its own")
     limits = given_options(arguments, GeneratorSettings, BUDGETS)
     load(GeneratorSettings, {"TOKENHAUL_GENERATOR_ENGINES": "http://any", **limits})  # refused here, if at all
+    for engine in arguments.engine:
+        try:
+            load(GeneratorSettings, {"TOKENHAUL_GENERATOR_ENGINES": engine})
+        except SettingsError as error:
+            raise SettingsError(
+                f"--engine {engine!r} is no base URL of an SGLang server, as http://host:port"
+            ) from error
     tokenizer = (arguments.tokenizer or LOCAL_TOKENIZER).resolve()
     for name in ("config.json", "tokenizer_config.json"):
         if not (tokenizer / name).is_file():

@@ -211,10 +211,15 @@ def test_the_local_engine_answers_in_place_of_a_real_one(tmp_path: Path, broker:
     [
         (["--max-new-tokens", 8, "--engine", "http://127.0.0.1:1"], "--engine needs --tokenizer DIR"),
         (["--max-new-tokens", 8, "--tokenizer", LOCAL_TOKENIZER], "--tokenizer needs --engine URL"),
+        (
+            ["--max-new-tokens", 8, "--tokenizer", LOCAL_TOKENIZER, "--engine", "127.0.0.1:30000"],
+            "--engine '127.0.0.1:30000' is no base URL of an SGLang server, as http://host:port",
+        ),
         (["--max-new-tokens", 0], "0 is not at least 1"),
         (["--max-new-tokens", 8, "--max-rows", "many"], "MAX_ROWS='many' is not allowed: it takes an integer >= 0"),
         ([], "--max-new-tokens N is required"),
         (["--max-new-tokens", 8, "/no/where.jsonl"], "no such file: /no/where.jsonl"),
+        (["--max-new-tokens", 8, __file__], f"no file of prompts by its name: {__file__}; it must end in .jsonl"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_made(
