@@ -11,5 +11,6 @@ from services.kernel.lifecycle import Context
 
 async def apply(context: Context, kafka: Kafka, ledger: Ledger, commands: ControlView) -> None:
     """Carry out every command that waits, each once, whatever is killed meanwhile. Raises as Ledger.publish does."""
+    ledger.make_way(commands)
     await regenerate.apply(context, kafka, ledger, commands)
     await replay.apply(context, kafka, ledger, commands)

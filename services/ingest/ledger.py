@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, ProducerFenced
+from aiokafka.errors import IllegalOperation, KafkaError, ProducerFenced
 
 from schemas import ids
 from schemas.control import PROBES_KEY, Idle, Probes, Regenerate, Replay, idle_key, regenerate_key, replay_key
@@ -32,6 +32,7 @@ from services.ingest.request import Request
 from services.ingest.sources import Source
 from services.kernel import failpoints
 from services.kernel.codec import Decoder, Encoder, schema_of
+from services.kernel.control import ControlView
 from services.kernel.errors import Fatal, Reject, Retry
 from services.kernel.kafka import Kafka
 from services.kernel.seen import SeenIds, pack
@@ -42,6 +43,7 @@ log = logging.getLogger("tokenhaul.ingest")
 COMMIT_SECONDS = 30.0
 # Kafka itself gives one up after transaction_timeout_ms (services.kernel.kafka), which looks like being fenced.
 TRANSACTION_SECONDS = 15.0
+TOOK_OVER = "another ingest took over: only one may run for these topics"
 _READ_AT_ONCE = 4096
 
 
@@ -54,6 +56,7 @@ class Ledger:
         self._seen = SeenIds()
         self._cursors: dict[tuple[str, str], Cursor] = {}
         self._requests: dict[str, Request] = {}
+        self._announced = 0
 
     async def recover(self) -> None:
         """Read cursors and ids to their stable ends. Raises Fatal for a cursor this version cannot read."""
@@ -183,10 +186,18 @@ class Ledger:
         mark = Idle(run=run, sources=totals, created_at=time.time())
         await self._commit([_Message(self._kafka.topics.control, self._encoder.encode(mark), Idle, key=idle_key(run))])
 
-    async def announce(self, probes: Probes) -> None:
-        """Tell the generators what an engine's tokenizer must make. Raises as `publish` does."""
+    async def announce(self, probes: Probes, view: ControlView) -> None:
+        """Tell the generators what an engine's tokenizer must make, and a predecessor, by the same word, that it is
+        not the one any more. Raises as `publish` does."""
+        self._announced = view.announced + 1
         topic = self._kafka.topics.control
         await self._commit([_Message(topic, self._encoder.encode(probes), Probes, key=PROBES_KEY)])
+
+    def make_way(self, view: ControlView) -> None:
+        """Raises Fatal when another ingest began after this one: while there is nothing to publish, Kafka would not
+        tell."""
+        if view.announced > self._announced:
+            raise Fatal(TOOK_OVER)
 
     def _new(self, prompts: Sequence[Ready]) -> dict[bytes, Ready]:
         """Those not on the topic, each once, by id."""
@@ -204,17 +215,27 @@ class Ledger:
             async with asyncio.timeout(COMMIT_SECONDS):
                 await self._producer.begin_transaction()
                 failpoints.passing("transaction.begun")
-                await asyncio.gather(*[await self._send(message) for message in messages])
+                await self._send_all(messages)
                 failpoints.passing("transaction.sent")
                 await self._producer.commit_transaction()
                 failpoints.passing("transaction.ended")
         except ProducerFenced as error:
             if time.monotonic() - began < TRANSACTION_SECONDS:
-                raise Fatal("another ingest took over: only one may run for these topics") from error
+                raise Fatal(TOOK_OVER) from error
             raise Retry("transaction_timeout", "Kafka gave the transaction up") from error
         except (KafkaError, TimeoutError) as error:
             raise Retry("kafka", f"a transaction failed: {error!r}") from error
         self._metrics.transaction_seconds.observe(time.monotonic() - began)
+
+    async def _send_all(self, messages: list[_Message]) -> None:
+        sent: list[asyncio.Future[Any]] = []
+        try:
+            for message in messages:
+                sent.append(await self._send(message))
+        except IllegalOperation:  # the transaction failed meanwhile: those that were sent know why
+            await asyncio.gather(*sent)
+            raise
+        await asyncio.gather(*sent)
 
     async def _send(self, message: _Message) -> asyncio.Future[Any]:
         """A record's partition is decided by its id, all others' by their key."""
@@ -228,7 +249,13 @@ class Ledger:
         sent: asyncio.Future[Any] = await self._producer.send(
             message.topic, message.value, message.key, partition, headers=headers
         )
+        sent.add_done_callback(_look)  # should a later one not even be sent, nobody waits for this one
         return sent
+
+
+def _look(sent: asyncio.Future[Any]) -> None:
+    if not sent.cancelled():
+        sent.exception()
 
 
 def _resume(source: Source, request: Request, stored: Cursor | None, file: str) -> Cursor:

@@ -82,7 +82,7 @@ class Ingest:
         ):
             ledger = Ledger(self._kafka, producer, self._reading.declared.dataset.partitions, self.metrics)
             await ledger.recover()
-            await ledger.announce(self._reading.declared.probes)
+            await ledger.announce(self._reading.declared.probes, view)
             self._reading.begin(ledger)
             context.begin()
             context.health.set_ready()
@@ -98,7 +98,7 @@ class Ingest:
             context.spawn(self._backlog.follow())
 
     async def _haul(self, context: Context, ledger: Ledger, view: control.ControlView) -> None:
-        reading, backlog = self._reading, self._backlog
+        reading, backlog, closing = self._reading, self._backlog, "Kafka gave no answer"
         try:
             while not context.stopping.is_set():
                 context.health.beat()
@@ -119,8 +119,11 @@ class Ingest:
                 else:
                     news = [context.stopping, self._intake.arrived, reading.upkeep.arrived]
                     await any_set_within(news, _FULL_SECONDS if full else reading.rests)
+        except Fatal as error:
+            closing = str(error)
+            raise
         finally:
-            self._intake.close("ingest stops" if context.stopping.is_set() else "Kafka gave no answer")
+            self._intake.close("ingest stops" if context.stopping.is_set() else closing)
             await reading.close()
 
     async def _publish(self, context: Context, ledger: Ledger) -> None:

@@ -36,6 +36,7 @@ class ControlView:
 
     def __init__(self) -> None:
         self._latest: dict[bytes, Control] = {}
+        self.announced = 0  # how often probes were told: every ingest does so once, when it begins
 
     def idle(self, run: str) -> Idle | None:
         """The idle mark of a run, once ingest has written it."""
@@ -82,6 +83,7 @@ class ControlView:
     def update(self, key: bytes, message: Control) -> None:
         """A newer message of `key`."""
         self._latest[key] = message
+        self.announced += key == PROBES_KEY
 
 
 async def read(kafka: Kafka) -> ControlView:

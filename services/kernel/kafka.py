@@ -214,12 +214,24 @@ async def _answers(address: str) -> bool:
 
 async def close(client: Any) -> None:
     """Stop a client without hanging on a broker that is gone."""
+    if isinstance(client, AIOKafkaProducer):
+        _look_at_failures(client)
     stop = client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop()
     task = asyncio.create_task(_stopped(stop))
     try:
         await asyncio.wait_for(task, 10.0)
     except (KafkaError, OSError, TimeoutError) as error:
         log.warning("closing a Kafka client: %r", error, extra={"action": "kafka_close"})
+
+
+def _look_at_failures(producer: AIOKafkaProducer) -> None:
+    """aiokafka fails futures of its own that nobody waits for when its sender ends, as it does when a producer is
+    fenced: what failed was raised to whoever sent, and is not to be reported again as "never retrieved"."""
+    manager = producer._txn_manager
+    waiters = [batch._drain_waiter for batches in producer._message_accumulator._batches.values() for batch in batches]
+    for waiter in [*waiters, manager and manager._transaction_waiter]:
+        if waiter is not None and waiter.done() and not waiter.cancelled():
+            waiter.exception()
 
 
 async def _stopped(stop: Coroutine[None, None, None]) -> None:

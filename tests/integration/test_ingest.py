@@ -230,6 +230,33 @@ def test_records_are_pushed_answered_one_by_one_and_never_asked_twice(ingest: In
     assert len(set(rows)) == len(rows) == 32
 
 
+def test_a_successor_ends_it_and_who_pushes_is_told_why(ingest: Ingest) -> None:
+    ingest.declare("name: web, http: true")
+    ingest.start()
+    wait_for(ingest.ready, 60)
+    first, ports = ingest.process, free_ports(2)
+    assert first is not None
+    (ingest.metrics_port, ingest.http_port) = ports
+    ingest.start(TOKENHAUL_METRICS_PORT=str(ports[0]), TOKENHAUL_INGEST_HTTP_PORT=str(ports[1]))
+    assert "another ingest took over" in first.communicate(timeout=60)[0]  # it had nothing to publish
+    assert first.returncode == 3
+    wait_for(ingest.ready, 60)
+
+    async def fence() -> None:
+        producer = ingest.kafka.producer(transactional_id=f"{ingest.kafka.settings.prefix}.ingest")
+        async with ingest.kafka.started(lambda: producer):
+            pass
+
+    asyncio.run(fence())
+    answer = ingest.post([chat("one"), {"broken": 1}])
+    assert ingest.process is not None
+    said = ingest.process.communicate(timeout=20)[0]
+    assert answer.status_code == 503
+    assert "another ingest took over" in answer.text, said
+    assert ingest.process.returncode == 3
+    assert "never retrieved" not in said
+
+
 def test_a_full_backlog_holds_up_files_and_pushes_until_generators_go_on(ingest: Ingest, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"".join(msgspec.json.encode(chat(f"{n}")) + b"\n" for n in range(100)))
     ingest.declare("name: a, files: [a.jsonl]", "name: web, http: true")
