@@ -46,8 +46,10 @@ def resume(
         )
     if settings != stored.settings:
         raise Fatal(
-            f"source {source!r} asks otherwise than when {file} was read (sampling, samples, template or format "
-            f"differ): raise its revision to {revision + 1} to ask everything anew, or restore what it asked"
+            f"source {source!r} asks otherwise than when {file} was read (max_new_tokens, other sampling, samples, "
+            f"template or format differ): raise its revision to {revision + 1} to ask everything anew, or restore what "
+            "it asked. FILEs on a command line have no revision: take another --out (`tokenhaul run`), or declare them "
+            "in a .yaml that says it"
         )
     return stored if selection == stored.selection else begin
 

@@ -8,11 +8,21 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from services.kernel.errors import Fatal, SettingsError
 
 _PR_SET_PDEATHSIG = 1
 _MOST_RESTARTS = 10
+
+
+class _LastLine(msgspec.Struct):
+    """What a service that ends for good logs last."""
+
+    level: Literal["critical"]
+    message: str
 
 
 def _die_with_parent() -> None:
@@ -53,6 +63,8 @@ class Child:
             return False
         if status == SettingsError.status:
             raise SettingsError(self.tail().replace("tokenhaul: ", ""))
+        if status == Fatal.status and (why := self._why_fatal()):
+            raise Fatal(f"{self.name} cannot go on: {why}\n(its log: {self.log})")
         if status == Fatal.status or self.restarts >= _MOST_RESTARTS:
             raise Fatal(f"{self.name} ended with status {status}; the end of {self.log}:\n{self.tail()}")
         self.restarts += 1
@@ -62,6 +74,14 @@ class Child:
     def tail(self) -> str:
         """The last lines of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-12:])
+
+    def _why_fatal(self) -> str:
+        """The message of the line a service ends with (services/kernel/lifecycle.py); empty when there is none."""
+        *_, last = self.log.read_text(errors="replace").splitlines() or [""]
+        try:
+            return msgspec.json.decode(last, type=_LastLine).message
+        except msgspec.MsgspecError:
+            return ""
 
     def terminate(self) -> None:
         """Ask it to end (SIGTERM)."""

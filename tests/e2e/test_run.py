@@ -269,6 +269,22 @@ def test_another_set_of_files_goes_into_the_same_dataset(tmp_path: Path, broker:
             assert verify(tmp_path / "out").rows == rows
 
 
+def test_what_is_asked_otherwise_than_before_is_refused_with_what_to_do(tmp_path: Path, broker: str) -> None:
+    file = prompts(tmp_path, 2)
+    with fake_engine(tmp_path) as (url, _):
+        for most, status in ((64, 0), (32, 3)):
+            run = tokenhaul(
+                "run", file, "--max-new-tokens", most, "--engine", url, "--tokenizer", LOCAL_TOKENIZER,
+                "--model", "fake", "--kafka", broker, "--out", tmp_path / "out",
+            )  # fmt: skip
+            output, _ = run.communicate(timeout=100)
+            assert run.returncode == status, output
+    assert "ingest cannot go on: source 'prompts' asks otherwise than when" in output
+    assert "(max_new_tokens, " in output
+    assert "take another --out (`tokenhaul run`), or declare them in a .yaml" in output
+    assert '"level"' not in output, "no raw log"
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [("java", "Kafka needs Java 17 or newer, there is none: install it"), ("mvn", "Maven is not installed")],
