@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 import time
 from typing import Any
 
@@ -12,11 +14,18 @@ from schemas.sequences import FailureReason
 from services.generator.http import Broken, Http, NoConnection, Response
 from services.kernel.errors import Fatal, Reject, Retry
 
+log = logging.getLogger("tokenhaul.engines")
+
 _BODY_SHOWN = 500
 _WORKER_LOST = "call_upstream_request_error"
 _LONGEST_WAIT_SECONDS = 300.0  # a proxy may say a day: meanwhile the prompt would hold up its partition's watermark
 _DYING_SECONDS = 1.0
 """A router says the same of a worker that died of a request (which takes seconds) and of one that was gone before."""
+
+
+CHECK = "check--"
+"""Begins the rid of a request that only asks whether there are output_ids, and is as wide as every other with it."""
+_CHECK_SECONDS = 10.0
 
 
 class Request(msgspec.Struct, omit_defaults=True):
@@ -99,6 +108,19 @@ async def generate(http: Http, url: str, request: Request, seconds: float) -> An
     if response.status != 200:
         raise _refusal(url, response, time.monotonic() - began)
     return _answer(url, response.content)
+
+
+async def without_ids(http: Http, url: str) -> str | None:
+    """Why the answers of an engine cannot be used, found out with one token behind id 0, which every model has; None if
+    they can, or if it does not tell now: whatever else is wrong, prompts are told apart from it."""
+    request = Request(CHECK + secrets.token_hex(19), [0], {"max_new_tokens": 1, "temperature": 0.0})
+    try:
+        await generate(http, url, request, _CHECK_SECONDS)
+    except Fatal as error:
+        return str(error)
+    except (Retry, Reject) as error:
+        log.info("whether %s answers with output_ids is not known: %s", url, error, extra={"action": "engine"})
+    return None
 
 
 def _answer(url: str, content: bytes) -> Answer:

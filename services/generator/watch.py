@@ -15,7 +15,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from schemas.control import Probes
-from services.generator import identity, status, tokenizer
+from services.generator import identity, sglang, status, tokenizer
 from services.generator.engine import Engine
 from services.generator.engines import Engines
 from services.generator.http import Http, HttpError
@@ -131,6 +131,8 @@ class Watch:
         )
         if not refused and probes and not found.router:  # through a router one of many would answer
             refused = await tokenizer.disagreement(self._http, engine.url, probes)
+        if not refused and engine.identity is None:  # else it is at work, and only the probes are new
+            refused = await sglang.without_ids(self._http, engine.url)
         if refused:
             return refused
         engine.identity, engine.probes = found, probes

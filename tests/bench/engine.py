@@ -118,7 +118,10 @@ class Connection(asyncio.Protocol):
             fields = _FIELDS.search(self._body)
             assert fields, "rid and input_ids, in this order"
             self._rid, self._prompt_tokens = fields[1], fields[2].count(b",") + 1
-            self._places.ask(self, self._rid.partition(b"-")[0])
+            if self._rid.startswith(b"check"):  # whether there are output_ids: nothing that is counted
+                self.answer()
+            else:
+                self._places.ask(self, self._rid.partition(b"-")[0])
         elif path == b"/asked":
             places = self._places
             records = [record.decode() for record in places.records]

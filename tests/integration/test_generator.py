@@ -182,6 +182,18 @@ async def test_an_engine_without_output_ids_ends_the_generator_with_what_to_do(
             await asyncio.wait_for(task, 30)
 
 
+async def test_an_engine_without_output_ids_is_refused_before_any_prompt(
+    kafka: Kafka, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    await create_topics(kafka)
+    await publish(kafka, [make_prompt(0)])
+    engine.gives_ids = False
+    async with running(make_generator(kafka, engine)):
+        await eventually(lambda: "takes no work: refused" in caplog.text)
+    assert "without output_ids" in caplog.text
+    assert not engine.started
+
+
 async def test_a_slow_request_does_not_make_finished_ones_be_paid_for_again(kafka: Kafka, engine: FakeEngine) -> None:
     await create_topics(kafka)
     prompts = [make_prompt(number) for number in range(60)]

@@ -33,6 +33,7 @@ from typing import Any, Literal, Self
 import msgspec
 from aiohttp import web
 
+from services.generator.sglang import CHECK
 from services.local.engine import command as engine
 from services.local.engine.errors import Poison, Refusal
 from services.local.engine.http import STREAM_HEADERS, EngineServer, refusal_stream, send_stream
@@ -241,7 +242,7 @@ class FakeModel:
 
 
 class FakeEngine(EngineServer):
-    """An engine in this process. `ready` may be set; `started` and `ended` fill up without a `record`."""
+    """An engine in this process. `ready` and `gives_ids` may be set; `started` and `ended` fill without a `record`."""
 
     def __init__(
         self,
@@ -254,7 +255,7 @@ class FakeEngine(EngineServer):
     ) -> None:
         self.fake = model or FakeModel(FACTS)
         super().__init__(self.fake, slots, max_queued, self)
-        self.ready = True
+        self.ready = self.gives_ids = True
         self.url = ""
         self.started: list[Started] = []
         self.ended: list[Ended] = []
@@ -308,7 +309,13 @@ class FakeEngine(EngineServer):
             return _cut(request)
 
     async def answer(self, request: web.Request, call: Call) -> web.StreamResponse:
-        """Take the next step of the script, note what was asked, and answer."""
+        """Take the next step of the script, note what was asked, and answer. A generator's question whether there are
+        output_ids is no generation that tests count."""
+        if call.generations[0].rid.startswith(CHECK):
+            finish = {"type": "length", "length": 1}
+            meta = {"id": call.generations[0].rid, "finish_reason": finish, "prompt_tokens": 1, "completion_tokens": 1}
+            ids = {"output_ids": [3]} if self.gives_ids else {}
+            return web.json_response({"text": "", "meta_info": meta, **ids})
         fault = self._next(call)
         sent = msgspec.json.decode(await request.read()).get("sampling_params")
         name = None if fault is None else type(fault).__name__

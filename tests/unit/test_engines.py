@@ -244,6 +244,31 @@ async def test_an_engine_that_is_not_well_gets_no_work(answer: Callable[[httpx.R
         third.cancel()
 
 
+async def test_an_engine_without_output_ids_is_refused_before_it_gets_work(caplog: pytest.LogCaptureFixture) -> None:
+    """And asked once each time it is met, with a rid as wide as every other; one that is full is met all the same."""
+    asked: list[dict[str, Any]] = []
+    meta = {"id": "x", "finish_reason": {"type": "length", "length": 1}, "prompt_tokens": 1, "completion_tokens": 1}
+    answers: dict[str, httpx.Response] = {
+        "a": httpx.Response(200, json={"text": "!", "meta_info": meta}),
+        "b": httpx.Response(200, json={"text": "!", "meta_info": meta, "output_ids": [5]}),
+        "c": httpx.Response(503),
+    }
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/generate":
+            return well(request)
+        asked.append(msgspec.json.decode(request.content))
+        return answers[request.url.host]
+
+    async with watched([A, B, "http://c:1"], answer) as engines:
+        await eventually(lambda: len(asked) >= 3 and sum(engine.ready for engine in engines.all) == 2)
+        assert [engine.ready for engine in engines.all] == [False, True, True]
+    assert "engine a:1 takes no work: refused: the engine at http://a:1 answers without output_ids" in caplog.text
+    assert "--skip-tokenizer-init" in caplog.text
+    assert [len(asked[0]["rid"]), asked[0]["input_ids"], asked[0]["sampling_params"]["max_new_tokens"]] == [45, [0], 1]
+    assert len({each["rid"] for each in asked}) == len(asked)
+
+
 async def test_health_stands_in_where_there_is_no_ready_route() -> None:
     def old(request: httpx.Request) -> httpx.Response:
         path = request.url.path
