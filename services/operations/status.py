@@ -6,11 +6,14 @@ import msgspec
 
 
 class Source(msgspec.Struct, kw_only=True):
-    """One source. `done` counts rows and failures that are in shards, `dead` the letters nobody has settled."""
+    """One source. `published` is what its files and pushes gave, without prompts that `tokenhaul regenerate` asked
+    again; `done` counts the rows and failures in shards of all of them, so it may be more. `refused` was never
+    published. `dead` counts the letters nobody has settled, `failed` those of them that are of published prompts."""
 
     published: int = 0
     done: int | None = None
     dead: int = 0
+    failed: int = 0
     refused: int = 0
     share: float | None = None
     per_second: float | None = None

@@ -106,10 +106,10 @@ def _headline(status: Status) -> Text:
 
 
 def _sources(status: Status) -> Table:
-    table = _table("source", "published", "done", "dead", "refused", "%", "per s", "left")
+    table = _table("source", "published", "done", "failed", "refused", "%", "per s", "left")
     for name, source in sorted(status.sources.items()):
         table.add_row(
-            name, f"{source.published:,}", _count(source.done), f"{source.dead:,}", f"{source.refused:,}",
+            name, f"{source.published:,}", _count(source.done), f"{source.failed:,}", f"{source.refused:,}",
             _UNKNOWN if source.share is None else f"{source.share:.1%}", _rate(source.per_second), _left(source),
         )  # fmt: skip
     return table

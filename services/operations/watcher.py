@@ -63,7 +63,9 @@ class Watcher:
         )
         for letter in dead.values():
             if letter.source is not None:
-                sources.setdefault(letter.source, Source()).dead += 1
+                source = sources.setdefault(letter.source, Source())
+                source.dead += 1
+                source.failed += letter.stage != "ingest"
         await self._count_done(status, scraped)
         self._rates(status, ends, scraped)
         return status

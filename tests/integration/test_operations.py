@@ -139,7 +139,7 @@ async def test_status_tells_how_far_it_is(tool: Tool, pipeline: None, tmp_path: 
     status = json.loads(await tool("status", "--json"))
     source = status["sources"]["numbers"]
     assert (source["published"], source["done"], source["share"]) == (COUNT, COUNT, 1.0)
-    assert (source["dead"], source["refused"]) == (1, 1)
+    assert (source["dead"], source["failed"], source["refused"]) == (1, 0, 1), "what is refused has not failed"
     (seen,) = status["engines"].values()
     assert (seen["ready"], seen["in_flight"]) == (True, 0)
     assert seen["window"] > 0
