@@ -21,11 +21,12 @@ from services.ingest import places
 from services.ingest.intake import Result
 from services.ingest.lines import MAX_LINE_BYTES, Line, Mark, as_line, next_line
 from services.ingest.stored import Broken
-from services.kernel.errors import Fatal, TokenhaulError
+from services.kernel.errors import Fatal, SettingsError, TokenhaulError
 from services.kernel.retry import Backoff
 
 _LINES, _BYTES = 2000, 8 * 1024 * 1024  # of a request
 _LATER = (408, 429, 500, 502, 503, 504)
+_ASKED_WRONG = (401, 404)  # the token, --source or --url
 _ATTEMPTS = 20  # that fail one after another; a full backlog is no failure
 _results = msgspec.json.Decoder(Result)
 
@@ -39,13 +40,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Push; 0 when every record was taken, 1 when some were refused."""
+    """Push; 0 when every record was taken, 1 when some were refused, 2 for wrong arguments, 3 when it cannot go on."""
     token = os.environ.get("TOKENHAUL_INGEST_HTTP_TOKEN", "").strip()
     counts: Counter[str] = Counter()
     try:
         for file in arguments.files:
             if file != "-" and not (Path(file).is_file() and places.kind_of(file)):
-                raise Fatal(f"{file} is no file that ends in {places.KINDS}")
+                raise SettingsError(f"{file} is no file that ends in {places.KINDS}")
         with httpx.Client(timeout=120.0, headers={"Authorization": f"Bearer {token}"} if token else {}) as client:
             for file in arguments.files:
                 for lines in _requests(file):
@@ -86,6 +87,8 @@ def _answer(client: httpx.Client, url: str, source: str, body: bytes) -> list[Re
             if answer.status_code == 200:
                 return [_results.decode(line) for line in answer.content.splitlines()]
             why = f"{url} answers {answer.status_code}: {answer.text.strip()[:500]}"
+            if answer.status_code in _ASKED_WRONG:
+                raise SettingsError(why)
             if answer.status_code not in _LATER:
                 raise Fatal(why)
             failures += answer.status_code != 429

@@ -223,6 +223,10 @@ def test_records_are_pushed_answered_one_by_one_and_never_asked_twice(ingest: In
             assert "push.json:31: unknown_format: " in said
         else:  # 5 + 31 records are taken: the next request may still begin, the one after may not
             assert "30 repeated" in said
+    for wrong, token in (([*push[:-1], "files"], TOKEN), (push, "another"), (["push", "none.json", *push[2:]], TOKEN)):
+        process = tokenhaul(*wrong, TOKENHAUL_INGEST_HTTP_TOKEN=token)
+        assert process.communicate(timeout=60)
+        assert process.returncode == 2
     refused = ingest.post(given)
     assert refused.status_code == 409
     assert "has reached its limit of 67 records" in refused.text
