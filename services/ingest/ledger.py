@@ -202,7 +202,11 @@ class Ledger:
     def _new(self, prompts: Sequence[Ready]) -> dict[bytes, Ready]:
         """Those not on the topic, each once, by id."""
         on_topic = self._seen.contains(pack([ready.id for ready in prompts]))
-        return {ready.id: ready for ready, seen in zip(prompts, on_topic, strict=True) if not seen}
+        new: dict[bytes, Ready] = {}
+        for ready, seen in zip(prompts, on_topic, strict=True):
+            if not seen:
+                new.setdefault(ready.id, ready)  # of records that are alike, the first is the one to cite
+        return new
 
     async def _remember(self, found: list[bytes]) -> None:
         # In a thread: every now and then the index grows, and moves millions of ids.

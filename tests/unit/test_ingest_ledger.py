@@ -134,6 +134,13 @@ async def test_many_prompts_take_transactions_of_bounded_size_and_a_crash_betwee
     assert metrics.registry.get_sample_value("tokenhaul_ingest_published_total", {"source": "s"}) == 8
 
 
+async def test_of_records_that_are_alike_the_first_is_cited(metrics: IngestMetrics) -> None:
+    kafka = FakeKafka()
+    first, tenth = ready(1)._replace(value=b"row 1"), ready(1)._replace(value=b"row 10", row=10)
+    await publish(await ledger(kafka, metrics), batch(10), made(first, tenth))
+    assert [record.value for record in kafka.topic("prompts")] == [b"row 1"]
+
+
 async def test_a_batch_of_nothing_new_still_moves_the_cursor(metrics: IngestMetrics) -> None:
     kafka = FakeKafka()
     await publish(await ledger(kafka, metrics), batch(10, lines=0), made())
