@@ -69,6 +69,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     published: int
     """Prompts on the topic, of all runs into this dataset."""
     dead: list[DeadLetter]
+    since: float
+    """When the run began, Unix time."""
     seconds: float
     restarts: dict[str, int]
     halted: str
@@ -77,7 +79,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(plan: Plan) -> Result:
     """Run to the end. Raises Fatal when something ends that must not; leaves no process behind, however it ends."""
-    started = time.monotonic()
+    since, started = time.time(), time.monotonic()
     infrastructure: list[Child] = []
     services: list[Child] = []
     try:
@@ -90,7 +92,7 @@ def run(plan: Plan) -> Result:
             for name in ("ingest", "generate", "sink"):
                 services.append(_start_service(plan, name, environ, engines, run_id, progress))
             _watch(infrastructure, services, progress, lambda: asyncio.run(_soon(_idle_mark(kafka, run_id))))
-        return asyncio.run(_result(kafka, run_id, time.monotonic() - started, infrastructure + services))
+        return asyncio.run(_result(kafka, run_id, since, time.monotonic() - started, infrastructure + services))
     finally:
         end(services, _END_SECONDS)
         end(infrastructure, _END_SECONDS)
@@ -202,12 +204,13 @@ def _id(record: ConsumerRecord) -> bytes:
     return bytes(dict(record.headers)["id"])
 
 
-async def _result(kafka: Kafka, run_id: str, seconds: float, children: list[Child]) -> Result:
+async def _result(kafka: Kafka, run_id: str, since: float, seconds: float, children: list[Child]) -> Result:
     letters = Decoder(DeadLetter)
     return Result(
         idle=await _idle_mark(kafka, run_id),
         published=len({_id(record) async for record in kafka.read_all(kafka.topics.prompts)}),
         dead=[letters.decode(record.value) async for record in kafka.read_all(kafka.topics.dead)],
+        since=since,
         seconds=seconds,
         halted=(await control.read(kafka)).halt.reason,
         restarts={child.name: child.restarts for child in children if child.restarts},

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.markup import escape
@@ -87,16 +90,30 @@ def _table(plan: Plan, result: Result, report: Report) -> Table:
         "refused, never published": _by_reason(refused),
         "truncated (finish_reason length)": f"{report.truncated}",
         "tokens": f"{report.prompt_tokens:,} prompt + {report.output_tokens:,} output",
-        "output tokens/s, all included": f"{report.output_tokens / result.seconds:.1f} over {result.seconds:.0f} s",
         "bytes/token, token columns": f"{report.token_bytes / max(tokens, 1):.2f}",
         "bytes/token, with messages and all else": f"{report.bytes / max(tokens, 1):.2f}",
         "shards": f"{report.shards}",
     }
+    if generated := _output_tokens_since(plan, result.since):
+        rows["output tokens/s of this run, all included"] = (
+            f"{generated / result.seconds:.1f} over {result.seconds:.0f} s"
+        )
     if result.restarts:
         rows["started again"] = ", ".join(f"{name} {count} times" for name, count in result.restarts.items())
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _output_tokens_since(plan: Plan, since: float) -> int:
+    """Output tokens of the rows that were generated since then (Unix time): an --out may hold those of earlier runs."""
+    begin = datetime.datetime.fromtimestamp(since, datetime.UTC)
+    tokens = 0
+    for shard in _shards(plan):
+        table = pq.read_table(shard, columns=["generated_at", "output_length"], partitioning=None)
+        lengths = table.filter(pc.field("generated_at") >= begin)["output_length"]
+        tokens += pc.sum(lengths).as_py() or 0
+    return tokens
 
 
 def _by_reason(counts: dict[str, int]) -> str:
@@ -154,8 +171,12 @@ def _text_loss(plan: Plan, tokenizer: Any) -> TextLoss:
     return loss
 
 
+def _shards(plan: Plan) -> list[Path]:
+    return sorted((plan.out / plan.dataset).glob("partition=*/*.parquet"))
+
+
 def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
-    for shard in sorted((plan.out / plan.dataset).glob("partition=*/*.parquet")):
+    for shard in _shards(plan):
         for batch in pq.ParquetFile(shard).iter_batches(batch_size=256, columns=_COLUMNS):
             yield from batch.to_pylist()
 

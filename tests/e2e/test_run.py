@@ -125,7 +125,7 @@ def _runs(pid: int, service: str) -> bool:
 def test_run_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
     file = prompts(tmp_path, 40)
     with fake_engine(tmp_path) as (url, log):
-        for wanted in (40, 60):
+        for wanted, generates in ((40, True), (60, True), (60, False)):
             prompts(tmp_path, wanted)  # the same ones, and more behind them
             run = tokenhaul(
                 "run", file, "--max-new-tokens", 64, "--engine", url, "--tokenizer", LOCAL_TOKENIZER, "--model", "fake",
@@ -134,6 +134,7 @@ def test_run_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
             output, _ = run.communicate(timeout=100)
             assert run.returncode == 0, output
             assert verify(tmp_path / "out").rows == wanted
+            assert ("output tokens/s of this run" in output) == generates
         assert set(generations(log).values()) == {1}
 
 
