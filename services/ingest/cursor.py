@@ -18,9 +18,10 @@ def key(source: str, file: str) -> bytes:
 
 
 def resume(
-    stored: Cursor | None, source: str, file: str, revision: int, settings: bytes, selection: bytes = b""
+    stored: Cursor | None, source: str, file: str, revision: int, settings: bytes, selection: bytes = b"", used: int = 0
 ) -> Cursor:
     """Where to go on in a file. Raises Fatal when the source asks otherwise than it did, with the same revision.
+    `used`: the highest revision that commands asked anything with.
 
     Another sample of the same records is no other request: the file is read again for those that were left out."""
     begin = Cursor(
@@ -47,8 +48,9 @@ def resume(
     if settings != stored.settings:
         raise Fatal(
             f"source {source!r} asks otherwise than when {file} was read (max_new_tokens, other sampling, samples, "
-            f"template or format differ): raise its revision to {revision + 1} to ask everything anew, or restore what "
-            "it asked. FILEs on a command line have no revision: take another --out (`tokenhaul run`), or declare them "
+            f"template or format differ): raise its revision to {max(revision, used) + 1} to ask everything "
+            "anew, or restore what it asked. FILEs on a command line have no revision: "
+            "take another --out (`tokenhaul run`), or declare them "
             "in a .yaml that says it"
         )
     return stored if selection == stored.selection else begin

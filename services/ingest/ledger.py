@@ -56,7 +56,7 @@ class Ledger:
         self._seen = SeenIds()
         self._cursors: dict[tuple[str, str], Cursor] = {}
         self._requests: dict[str, Request] = {}
-        self._announced = 0
+        self._view, self._announced = ControlView(), 0
 
     async def recover(self) -> None:
         """Read cursors and ids to their stable ends. Raises Fatal for a cursor this version cannot read."""
@@ -85,13 +85,33 @@ class Ledger:
     def begin(self, sources: Sequence[Source], requests: Mapping[str, Request]) -> dict[str, dict[str, Mark]]:
         """Where to read on in the files of each source. Raises Fatal when one asks otherwise than it did; then nothing
         has changed."""
+        for declared in sources:
+            self._check_raised(declared)
         marks: dict[str, dict[str, Mark]] = {source.name: {} for source in sources}
         chosen = {source.name: source for source in sources}
         for (name, file), stored in self._cursors.items():
             if source := chosen.get(name):
-                marks[name][file] = cursors.mark_of(_resume(source, requests[name], stored, file))
+                marks[name][file] = cursors.mark_of(self._resume(source, requests[name], stored, file))
         self._requests = dict(requests)
         return marks
+
+    @property
+    def _used(self) -> int:
+        """The highest revision of any command. Of which sources its rows were a command does not say."""
+        return max((command.revision for command in self._view.regenerations()), default=0)
+
+    def _check_raised(self, source: Source) -> None:
+        """A revision that is new to a source must be above what commands used: readers keep all rows of the highest."""
+        known = [cursor.revision for (name, _), cursor in self._cursors.items() if name == source.name]
+        if known and max(known) < source.revision <= self._used:
+            raise Fatal(
+                f"source {source.name!r}: revision {source.revision} may be that of rows that `tokenhaul regenerate` "
+                f"asked again: raise it to {self._used + 1} or more"
+            )
+
+    def _resume(self, source: Source, request: Request, stored: Cursor | None, file: str) -> Cursor:
+        chosen = selection.fingerprint(source.sample)
+        return cursors.resume(stored, source.name, file, source.revision, request.settings, chosen, self._used)
 
     def portions(self, parts: Sequence[Part]) -> Iterator[Portion]:
         """What of `parts` is new, in as many transactions as it takes; `publish` each of them, in their order."""
@@ -109,7 +129,7 @@ class Ledger:
         def advance(part: Part, mark: Mark | None, published: int, repeated: int, refused: Mapping[str, int]) -> None:
             source, file = part.batch.source, part.batch.file
             key = source.name, file
-            stored = changed.get(key) or _resume(source, self._requests[source.name], self._cursors.get(key), file)
+            stored = changed.get(key) or self._resume(source, self._requests[source.name], self._cursors.get(key), file)
             changed[key] = cursors.advance(stored, mark or cursors.mark_of(stored), published, repeated, refused)
 
         for part, own in portion.prompts:
@@ -189,7 +209,7 @@ class Ledger:
     async def announce(self, probes: Probes, view: ControlView) -> None:
         """Tell the generators what an engine's tokenizer must make, and a predecessor, by the same word, that it is
         not the one any more. Raises as `publish` does."""
-        self._announced = view.announced + 1
+        self._view, self._announced = view, view.announced + 1
         topic = self._kafka.topics.control
         await self._commit([_Message(topic, self._encoder.encode(probes), Probes, key=PROBES_KEY)])
 
@@ -260,11 +280,6 @@ class Ledger:
 def _look(sent: asyncio.Future[Any]) -> None:
     if not sent.cancelled():
         sent.exception()
-
-
-def _resume(source: Source, request: Request, stored: Cursor | None, file: str) -> Cursor:
-    chosen = selection.fingerprint(source.sample)
-    return cursors.resume(stored, source.name, file, source.revision, request.settings, chosen)
 
 
 class _Message(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from aiokafka.errors import KafkaTimeoutError
 
@@ -16,9 +17,10 @@ from services.ingest.service import Ingest
 from services.ingest.settings import IngestSettings
 from services.kernel import control, topics
 from services.kernel.codec import Decoder, Encoder
+from services.kernel.errors import Fatal
 from services.kernel.kafka import Kafka
 from services.kernel.lifecycle import Context, ProcessSettings
-from tests.support.ingest import SMOLLM2, FakeKafka, following
+from tests.support.ingest import SMOLLM2, FakeKafka, chat, following
 from tests.support.stream import make_prompt
 
 PARTITIONS = 4
@@ -61,10 +63,10 @@ def last_command(kafka: FakeKafka) -> Regenerate:
     return [message for message in found if isinstance(message, Regenerate)][-1]
 
 
-async def run_ingest(kafka: FakeKafka, folder: Path) -> None:
+async def run_ingest(kafka: FakeKafka, folder: Path, asked: str = "max_new_tokens: 1") -> None:
     (folder / "s.jsonl").touch()
     file = folder / "sources.yaml"
-    file.write_text("sources: [{name: s, files: [s.jsonl], max_new_tokens: 1}]")
+    file.write_text(f"sources: [{{name: s, files: [s.jsonl], {asked}}}]")
     settings = IngestSettings(sources_file=str(file), tokenizer=str(SMOLLM2), backlog=0)
     service = Ingest(settings, kafka, sources.load(str(file)))
     context = Context(ProcessSettings(run_id="r"), until_idle=True)
@@ -148,3 +150,17 @@ async def test_what_is_asked_again_already_is_not_paid_for_twice(
     assert "5 rows are not asked again" in caplog.text
     assert "not with 256" in caplog.text
     assert "0 rows are not" not in caplog.text
+
+
+async def test_a_revision_raised_by_hand_is_above_those_of_commands(tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_bytes(msgspec.json.encode(chat("Hi")) + b"\n")
+    kafka = FakeKafka()
+    await run_ingest(kafka, tmp_path)
+    give(kafka, command(prompts_on(kafka), revision=2))
+    await run_ingest(kafka, tmp_path)
+    with pytest.raises(Fatal, match="raise its revision to 3 to ask everything anew"):
+        await run_ingest(kafka, tmp_path, "max_new_tokens: 2")
+    with pytest.raises(Fatal, match="raise it to 3 or more"):
+        await run_ingest(kafka, tmp_path, "max_new_tokens: 2, revision: 2")
+    await run_ingest(kafka, tmp_path, "max_new_tokens: 2, revision: 3")
+    assert [prompt.revision for prompt in prompts_on(kafka)] == [0, 2, 3]
