@@ -191,9 +191,12 @@ def _replay(kafka: Kafka, found: Mapping[bytes, Letter], console: Console, *, re
     ids = [key for key, letter in found.items() if letter.has_prompt and letter.id == key and len(key) == ID_BYTES]
     if without := len(found) - len(ids):
         console.print(f"{without} cannot be asked again: refused by ingest (mend the file), or without a prompt")
+    if not ids:
+        console.print("no prompt to ask again")
+        return
     _list({key: found[key] for key in ids}, console, as_json=False)
-    if not really or not ids:
-        console.print(f"{len(ids)} prompts would be asked again (--yes does it)" if ids else "no prompt to ask again")
+    if not really:
+        console.print(f"{len(ids)} prompts would be asked again (--yes does it)")
         return
     settled = _after(found[key] for key in ids)
     commands = [

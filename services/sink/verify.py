@@ -51,6 +51,8 @@ def verify(
     store, folder, dataset = _find(str(root))
     rerender = None
     if tokenizer_dir is not None:
+        if not tokenizer_dir.is_dir():
+            raise NothingToVerify(f"--tokenizer {tokenizer_dir} is no directory")
         try:
             rerender = Rerender(load_tokenizer(tokenizer_dir, trust_remote_code=trust_remote_code))
         except (OSError, ValueError) as error:
