@@ -30,6 +30,7 @@ from services.dataset.selection import EVAL, TRAIN, Selection
 from services.dataset.spill import Spilled
 from services.dataset.stats import Stats
 from services.dataset.vocab import Frequencies
+from services.kernel.errors import SettingsError
 from services.kernel.overlap import Overlap
 
 
@@ -100,6 +101,11 @@ class Export:
                 self._selection.survey(table)
                 self.busy.add(table)
         self._not_seen = {"discarded": self._view.discarded, "of an older revision": self._view.outdated}
+        if not self._view.since and (unknown := set(self._filters.sources) - self._selection.sources):
+            raise SettingsError(
+                f"no row is of source {', '.join(sorted(unknown))}; "
+                f"there are: {', '.join(sorted(self._selection.sources)) or 'none'}"
+            )
         self._selection.settle()
         self._parts = {split: -(-tokens // self._tokens_per_file) for split, tokens in self._selection.tokens.items()}
 

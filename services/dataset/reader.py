@@ -122,6 +122,11 @@ class View:
         found: list[Shard] = []
         for partition, tail in enumerate(self.snapshot.tails):
             all_ = starts(self.place.store.list(self.place.key(folder(partition))))
+            if all_ and all_[0]:
+                raise Fatal(
+                    f"{self.place.name}: a hole in partition {partition}, offsets [0, {all_[0]}) are in no shard: "
+                    "`tokenhaul verify` tells more"
+                )
             found += [Shard(partition, start) for start in all_ if start < tail]
             if tail and tail not in all_ and (not all_ or all_[-1] >= tail):
                 raise Fatal(f"{self.place.name}: no shard of partition {partition} begins or ends at {tail}")

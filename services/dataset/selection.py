@@ -53,6 +53,7 @@ class Selection:
     def __init__(self, filters: Filters, exclude: Overlap | None = None) -> None:
         self.filters, self._exclude = filters, exclude
         self._overlapping = SeenIds()
+        self.sources: set[str] = set()  # that rows were seen of, taken or not
         self._candidates: dict[str, list[_Candidates]] = defaultdict(list)
         self.tokens = {TRAIN: 0, EVAL: 0}  # of the rows taken, each cut to max_length
         self._limits: dict[str, np.uint64] = {}
@@ -76,6 +77,7 @@ class Selection:
                 self.left_out[reason] += 1
                 self.left_out_tokens[reason] += tokens
         sources = strings(table, "source")
+        self.sources.update(sources.tolist())
         total = numbers(table, "prompt_length") + numbers(table, "output_length")
         lengths = np.minimum(total, self.filters.max_length).astype(np.int32)
         for source in set(sources[chosen.keep]):

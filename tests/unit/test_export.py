@@ -428,3 +428,20 @@ def test_time_at_work_leaves_pauses_out() -> None:
         )
     )
     assert 155 <= busy.seconds <= 175  # 900 to 1005, and 8950 to 9000, in whole ticks
+
+
+def test_a_hole_in_a_chain_and_an_unknown_source_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for first in (0, 30, 60):
+        append(root / "data", sequences(30, first))
+    words = ["export", "specforge", "--dataset", str(root / "data"), "--out", str(root / "out"), "--max-length", "100"]
+    assert main([*words, "--source", "nope"]) == 2
+    assert "no row is of source nope; there are: " in capsys.readouterr().err
+    assert not (root / "out" / "README.md").exists()
+    files = sorted((root / "data").rglob("partition=00000/*.parquet"))
+    assert len(files) == 3
+    for file, told in ((files[1], "its place in the chain is"), (files[0], "a hole in partition")):
+        data = file.read_bytes()
+        file.unlink()
+        assert main(words) == 3
+        assert told in capsys.readouterr().err
+        file.write_bytes(data)
