@@ -37,6 +37,10 @@ def command(arguments: argparse.Namespace) -> int:
 
 async def _cancel(kafka: Kafka, source: str) -> str:
     await topics.check(kafka)
+    known = {(record.key or b"").partition(b"\0")[0].decode() async for record in kafka.read_all(kafka.topics.cursors)}
+    if source not in known:
+        names = ", ".join(sorted(known)) or "none"
+        print(f"tokenhaul: ingest has read nothing of a source {source!r}; there are: {names}", file=sys.stderr)
     await _write(kafka, cancel_key(source), Cancel(source=source, created_at=time.time()))
     return f"prompts of {source} that are not generated yet will fail as cancelled"
 

@@ -181,7 +181,9 @@ async def test_a_cancelled_source_fails_without_an_engine(kafka: Kafka, engine: 
     await publish(kafka, [make_prompt(number) for number in range(20)])
     environ = {"TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address, "TOKENHAUL_KAFKA_PREFIX": kafka.settings.prefix}
     cancel = tokenhaul("cancel", "--source", "test", **environ)
-    assert "will fail as cancelled" in (await asyncio.to_thread(cancel.communicate, timeout=30))[0]
+    said = (await asyncio.to_thread(cancel.communicate, timeout=30))[0]
+    assert "will fail as cancelled" in said
+    assert "ingest has read nothing of a source 'test'; there are: none" in said, "the prompts are not ingest's here"
     later = [make_prompt(number) for number in range(20, 25)]
     await publish(kafka, later)
     await mark_idle(kafka, "run")
