@@ -39,6 +39,7 @@ class Pipeline:
         self.root = folder / "out"
         self.ports = dict(zip(("ingest", "generate", "sink"), free_ports(3), strict=True))
         self.running: dict[str, Child] = {}
+        self.written = 0
 
     def start(self, name: str) -> None:
         """A service as on Kubernetes, in a hurry."""
@@ -50,6 +51,7 @@ class Pipeline:
             "TOKENHAUL_INGEST_SOURCES_FILE": str(self.folder / "sources.yaml"),
             "TOKENHAUL_INGEST_TOKENIZER": str(LOCAL_TOKENIZER),
             "TOKENHAUL_INGEST_BATCH_RECORDS": "64",
+            "TOKENHAUL_INGEST_SCAN_SECONDS": "1",
             "TOKENHAUL_GENERATOR_ENGINES": self.engine,
             "TOKENHAUL_GENERATOR_WINDOW": "16",
             "TOKENHAUL_SINK_ROOT": str(self.root),
@@ -65,6 +67,12 @@ class Pipeline:
             return httpx.get(f"http://127.0.0.1:{self.ports[name]}/readyz").status_code == 200
         except httpx.HTTPError:
             return False
+
+    def write(self) -> None:
+        """One more prompt."""
+        self.written += 1
+        with (self.folder / "prompts.jsonl").open("a") as out:
+            out.write(json.dumps({"prompt": f"Say {PROMPTS + self.written} in words."}) + "\n")
 
     def end(self, name: str) -> None:
         """kill -9."""
@@ -114,6 +122,7 @@ def test_no_panel_is_empty_and_pages_ring_in_their_fault_alone(
     }
 
     def all_have_data() -> bool:
+        pipeline.write()  # a rate needs something that goes on
         for panel, exprs in list(waiting.items()):
             if any(has_data(asked.query(expr)) for expr in exprs):
                 del waiting[panel]

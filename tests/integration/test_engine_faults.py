@@ -104,7 +104,7 @@ async def test_behind_a_router_a_prompt_that_kills_workers_is_found(kafka: Kafka
         try:
             killer, *innocent = await generate_all(
                 kafka, engine, [make_prompt(number) for number in range(12)], engines=url, router_retries_off="true",
-                attempts="1", window="4",
+                window="4",
             )  # fmt: skip
         finally:
             supervisor.cancel()
