@@ -10,11 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import msgspec
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import IllegalOperation, KafkaError, ProducerFenced
 
 from schemas import ids
 from schemas.control import PROBES_KEY, Idle, Probes, Regenerate, Replay, idle_key, regenerate_key, replay_key
@@ -30,20 +28,15 @@ from services.ingest.portions import Portion, portions
 from services.ingest.prompts import Ready
 from services.ingest.request import Request
 from services.ingest.sources import Source
-from services.kernel import failpoints
-from services.kernel.codec import Decoder, Encoder, schema_of
+from services.ingest.transactions import TOOK_OVER, Message, Transactions
+from services.kernel.codec import Decoder, Encoder
 from services.kernel.control import ControlView
-from services.kernel.errors import Fatal, Reject, Retry
+from services.kernel.errors import Fatal, Reject
 from services.kernel.kafka import Kafka
 from services.kernel.seen import SeenIds, pack
 
 log = logging.getLogger("tokenhaul.ingest")
 
-# A transaction that takes longer is given up with its producer; whether it was committed the cursors will tell.
-COMMIT_SECONDS = 30.0
-# Kafka itself gives one up after transaction_timeout_ms (services.kernel.kafka), which looks like being fenced.
-TRANSACTION_SECONDS = 15.0
-TOOK_OVER = "another ingest took over: only one may run for these topics"
 _READ_AT_ONCE = 4096
 
 
@@ -51,7 +44,8 @@ class Ledger:
     """Cursors and record ids as committed. `producer` is transactional and started, which fenced any predecessor."""
 
     def __init__(self, kafka: Kafka, producer: AIOKafkaProducer, partitions: int, metrics: IngestMetrics) -> None:
-        self._kafka, self._producer, self._partitions, self._metrics = kafka, producer, partitions, metrics
+        self._kafka, self._metrics = kafka, metrics
+        self._transactions = Transactions(producer, partitions, metrics)
         self._encoder = Encoder()
         self._seen = SeenIds()
         self._cursors: dict[tuple[str, str], Cursor] = {}
@@ -139,12 +133,12 @@ class Ledger:
         topics = self._kafka.topics
         prompts = [ready for _, own in portion.prompts for ready in own]
         letters = [letter for part, _ in portion.ended for letter in part.made.letters]
-        await self._commit(
+        await self._transactions.commit(
             [
-                *(_Message(topics.prompts, ready.value, Prompt, id=ready.id) for ready in prompts),
-                *(_Message(topics.dead, letter.value, DeadLetter, key=letter.key) for letter in letters),
+                *(Message(topics.prompts, ready.value, Prompt, id=ready.id) for ready in prompts),
+                *(Message(topics.dead, letter.value, DeadLetter, key=letter.key) for letter in letters),
                 *(
-                    _Message(topics.cursors, self._encoder.encode(cursor), Cursor, key=cursors.key(*key))
+                    Message(topics.cursors, self._encoder.encode(cursor), Cursor, key=cursors.key(*key))
                     for key, cursor in changed.items()
                 ),
             ]
@@ -171,12 +165,12 @@ class Ledger:
         new = self._new([ready for _, ready in prompts])
         published = {ready.id: (source, ready) for source, ready in prompts if ready.id in new}
         messages = [
-            _Message(self._kafka.topics.prompts, ready.value, Prompt, id=id) for id, (_, ready) in published.items()
+            Message(self._kafka.topics.prompts, ready.value, Prompt, id=id) for id, (_, ready) in published.items()
         ]
         if done:
             key = regenerate_key(done.command)
-            messages.append(_Message(self._kafka.topics.control, self._encoder.encode(done), Regenerate, key=key))
-        await self._commit(messages)
+            messages.append(Message(self._kafka.topics.control, self._encoder.encode(done), Regenerate, key=key))
+        await self._transactions.commit(messages)
         await self._remember(list(published))
         for source in {source for source, _ in prompts}:
             own = [ready for name, ready in published.values() if name == source]
@@ -187,13 +181,13 @@ class Ledger:
         """One transaction: all of `prompts`, although they are on the topic, and that their command is done. Raises as
         `publish` does."""
         key = replay_key(done.command)
-        await self._commit(
+        await self._transactions.commit(
             [
                 *(
-                    _Message(self._kafka.topics.prompts, ready.value, Prompt, id=ready.id, replay=key)
+                    Message(self._kafka.topics.prompts, ready.value, Prompt, id=ready.id, replay=key)
                     for ready in prompts
                 ),
-                _Message(self._kafka.topics.control, self._encoder.encode(done), Replay, key=key),
+                Message(self._kafka.topics.control, self._encoder.encode(done), Replay, key=key),
             ]
         )
         self._metrics.records_out.inc(len(prompts))
@@ -204,14 +198,16 @@ class Ledger:
         totals = cursors.totals(self._cursors.values(), sources)
         totals |= {name: msgspec.structs.replace(totals[name], stopped=why) for name, why in stopped.items()}
         mark = Idle(run=run, sources=totals, created_at=time.time())
-        await self._commit([_Message(self._kafka.topics.control, self._encoder.encode(mark), Idle, key=idle_key(run))])
+        await self._transactions.commit(
+            [Message(self._kafka.topics.control, self._encoder.encode(mark), Idle, key=idle_key(run))]
+        )
 
     async def announce(self, probes: Probes, view: ControlView) -> None:
         """Tell the generators what an engine's tokenizer must make, and a predecessor, by the same word, that it is
         not the one any more. Raises as `publish` does."""
         self._view, self._announced = view, view.announced + 1
         topic = self._kafka.topics.control
-        await self._commit([_Message(topic, self._encoder.encode(probes), Probes, key=PROBES_KEY)])
+        await self._transactions.commit([Message(topic, self._encoder.encode(probes), Probes, key=PROBES_KEY)])
 
     def make_way(self, view: ControlView) -> None:
         """Raises Fatal when another ingest began after this one: while there is nothing to publish, Kafka would not
@@ -231,61 +227,3 @@ class Ledger:
     async def _remember(self, found: list[bytes]) -> None:
         # In a thread: every now and then the index grows, and moves millions of ids.
         await asyncio.to_thread(self._seen.add, pack(found))
-
-    async def _commit(self, messages: list[_Message]) -> None:
-        """Send all in one transaction, or nothing."""
-        began = time.monotonic()
-        try:
-            async with asyncio.timeout(COMMIT_SECONDS):
-                await self._producer.begin_transaction()
-                failpoints.passing("transaction.begun")
-                await self._send_all(messages)
-                failpoints.passing("transaction.sent")
-                await self._producer.commit_transaction()
-                failpoints.passing("transaction.ended")
-        except ProducerFenced as error:
-            if time.monotonic() - began < TRANSACTION_SECONDS:
-                raise Fatal(TOOK_OVER) from error
-            raise Retry("transaction_timeout", "Kafka gave the transaction up") from error
-        except (KafkaError, TimeoutError) as error:
-            raise Retry("kafka", f"a transaction failed: {error!r}") from error
-        self._metrics.transaction_seconds.observe(time.monotonic() - began)
-
-    async def _send_all(self, messages: list[_Message]) -> None:
-        sent: list[asyncio.Future[Any]] = []
-        try:
-            for message in messages:
-                sent.append(await self._send(message))
-        except IllegalOperation:  # the transaction failed meanwhile: those that were sent know why
-            await asyncio.gather(*sent)
-            raise
-        await asyncio.gather(*sent)
-
-    async def _send(self, message: _Message) -> asyncio.Future[Any]:
-        """A record's partition is decided by its id, all others' by their key."""
-        headers = [("schema", schema_of(message.type))]
-        partition = None
-        if message.id is not None:
-            headers.append(("id", message.id))
-            partition = ids.partition(message.id, self._partitions)
-        if message.replay is not None:  # it stands on the topic already, as it should: audits must know
-            headers.append(("replay", message.replay))
-        sent: asyncio.Future[Any] = await self._producer.send(
-            message.topic, message.value, message.key, partition, headers=headers
-        )
-        sent.add_done_callback(_look)  # should a later one not even be sent, nobody waits for this one
-        return sent
-
-
-def _look(sent: asyncio.Future[Any]) -> None:
-    if not sent.cancelled():
-        sent.exception()
-
-
-class _Message(NamedTuple):
-    topic: str
-    value: bytes
-    type: type[msgspec.Struct]
-    key: bytes | None = None
-    id: bytes | None = None
-    replay: bytes | None = None

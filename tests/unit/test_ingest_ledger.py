@@ -11,8 +11,8 @@ from aiokafka.errors import KafkaTimeoutError, ProducerFenced
 from schemas import ids
 from schemas.control import Control, Idle, SourceTotals
 from schemas.cursors import Cursor
-from services.ingest import ledger as ledger_module
 from services.ingest import portions as portions_module
+from services.ingest import transactions
 from services.ingest.intake import Part
 from services.ingest.ledger import Ledger
 from services.ingest.lines import Line, Mark
@@ -191,7 +191,7 @@ async def test_a_transaction_kafka_gave_up_is_tried_again(
     metrics: IngestMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks like being fenced, but so much time went by that it need not be."""
-    monkeypatch.setattr(ledger_module, "TRANSACTION_SECONDS", 0.0)
+    monkeypatch.setattr(transactions, "TRANSACTION_SECONDS", 0.0)
     opened = await ledger(FakeKafka(ProducerFenced()), metrics)
     with pytest.raises(Retry, match="Kafka gave the transaction up"):
         await publish(opened, batch(10), made(ready(1)))

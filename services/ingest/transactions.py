@@ -1,0 +1,91 @@
+"""All or nothing onto several topics: Kafka's transactions, as ingest needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import IllegalOperation, KafkaError, ProducerFenced
+
+from schemas import ids
+from services.ingest.metrics import IngestMetrics
+from services.kernel import failpoints
+from services.kernel.codec import schema_of
+from services.kernel.errors import Fatal, Retry
+
+# A transaction that takes longer is given up with its producer; whether it was committed the cursors will tell.
+COMMIT_SECONDS = 30.0
+# Kafka itself gives one up after transaction_timeout_ms (services.kernel.kafka), which looks like being fenced.
+TRANSACTION_SECONDS = 15.0
+TOOK_OVER = "another ingest took over: only one may run for these topics"
+
+
+class Message(NamedTuple):
+    """What goes onto a topic. `type` is that of `value`; a prompt has an `id`, `replay` names the command it obeys."""
+
+    topic: str
+    value: bytes
+    type: type[msgspec.Struct]
+    key: bytes | None = None
+    id: bytes | None = None
+    replay: bytes | None = None
+
+
+class Transactions:
+    """Of a producer that is transactional and started, which fenced any predecessor."""
+
+    def __init__(self, producer: AIOKafkaProducer, partitions: int, metrics: IngestMetrics) -> None:
+        self._producer, self._partitions, self._metrics = producer, partitions, metrics
+
+    async def commit(self, messages: list[Message]) -> None:
+        """Send all in one transaction, or nothing. Raises Retry when Kafka did not take it (the producer is then done
+        with), Fatal when another ingest took over."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(COMMIT_SECONDS):
+                await self._producer.begin_transaction()
+                failpoints.passing("transaction.begun")
+                await self._send_all(messages)
+                failpoints.passing("transaction.sent")
+                await self._producer.commit_transaction()
+                failpoints.passing("transaction.ended")
+        except ProducerFenced as error:
+            if time.monotonic() - began < TRANSACTION_SECONDS:
+                raise Fatal(TOOK_OVER) from error
+            raise Retry("transaction_timeout", "Kafka gave the transaction up") from error
+        except (KafkaError, TimeoutError) as error:
+            raise Retry("kafka", f"a transaction failed: {error!r}") from error
+        self._metrics.transaction_seconds.observe(time.monotonic() - began)
+
+    async def _send_all(self, messages: list[Message]) -> None:
+        sent: list[asyncio.Future[Any]] = []
+        try:
+            for message in messages:
+                sent.append(await self._send(message))
+        except IllegalOperation:  # the transaction failed meanwhile: those that were sent know why
+            await asyncio.gather(*sent)
+            raise
+        await asyncio.gather(*sent)
+
+    async def _send(self, message: Message) -> asyncio.Future[Any]:
+        """A record's partition is decided by its id, all others' by their key."""
+        headers = [("schema", schema_of(message.type))]
+        partition = None
+        if message.id is not None:
+            headers.append(("id", message.id))
+            partition = ids.partition(message.id, self._partitions)
+        if message.replay is not None:  # it stands on the topic already, as it should: audits must know
+            headers.append(("replay", message.replay))
+        sent: asyncio.Future[Any] = await self._producer.send(
+            message.topic, message.value, message.key, partition, headers=headers
+        )
+        sent.add_done_callback(_look)  # should a later one not even be sent, nobody waits for this one
+        return sent
+
+
+def _look(sent: asyncio.Future[Any]) -> None:
+    if not sent.cancelled():
+        sent.exception()
