@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help install install-test demo test test-sglang test-tokenizers test-trainers bench bench-long bench-ingest bench-profile bench-growth bench-generator bench-sink chaos chaos-short chaos-load audit check k8s-check format docs clean
+.PHONY: help install install-test demo test test-long test-sglang test-tokenizers test-trainers bench bench-long bench-ingest bench-profile bench-growth bench-generator bench-sink chaos chaos-short chaos-load audit check k8s-check format docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -34,6 +34,9 @@ demo: install ## the pipeline on this machine [PROMPTS=file ENGINE=url TOKENIZER
 
 test: install-test ## unit, property, contract and integration tests on real parts (Kafka, engine, tokenizers)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -q tests
+
+test-long: install-test ## tests that mostly wait: a real Prometheus over the pipeline, frozen members, budgets, the docs (5 min)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -q -m long tests
 
 test-sglang: install-test ## contract suite and 500 prompts against a real SGLang on the CPU (installs 2 to 6 GB once)
 	PATH=$(CURDIR)/$(BIN):$$PATH tests/sglang/run.sh

@@ -18,6 +18,8 @@ from services.local.processes import Child, end
 from tests.k8s.manifests import ROOT
 from tests.support.processes import wait_for
 
+pytestmark = pytest.mark.long
+
 _BLOCK = r"<!-- tried by tests/e2e/test_getting_started\.py: {name} -->\n```sh\n(.*?)```"
 _PORTS = ("9092", "30000", "9464", "9465", "9466")
 

@@ -26,6 +26,8 @@ from tests.k8s.manifests import needs
 from tests.support.processes import TOKENHAUL, alive, fake_engine, kill, wait_for
 from tests.support.prometheus import Prometheus, prometheus
 
+pytestmark = pytest.mark.long
+
 PROMPTS = 8000
 PAGES = {rule["alert"] for rule in alerts() if rule["labels"]["severity"] == "page"}
 SECONDS = 60.0

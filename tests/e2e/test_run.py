@@ -138,6 +138,7 @@ def test_run_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
         assert set(generations(log).values()) == {1}
 
 
+@pytest.mark.long
 def test_a_budget_ends_a_run_and_resume_goes_on(tmp_path: Path) -> None:
     """Also a generator that is killed before it could say that it has stopped."""
     with fake_engine(tmp_path, "--slots", "4", "--latency", "0.4") as (url, log):

@@ -17,6 +17,8 @@ from services.sink.verify import verify
 from tests.e2e.test_run import prompts
 from tests.support.processes import fake_engine, tokenhaul
 
+pytestmark = pytest.mark.long
+
 COUNT = 30
 
 

@@ -19,6 +19,8 @@ from tests.support.outcomes import make_failure, make_sequence, write_dataset
 from tests.support.processes import tokenhaul
 from tests.support.stream import PARTITIONS, create_topics, eventually, make_prompt, publish, publish_outcomes, running
 
+pytestmark = pytest.mark.long
+
 
 async def commit(kafka: Kafka, done: Iterable[int]) -> None:
     """What a generator commits when the outcomes of these prompts are acknowledged."""

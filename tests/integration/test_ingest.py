@@ -126,6 +126,7 @@ def content(prompt: Prompt) -> str:
 
 
 @pytest.mark.timeout(60 * KILLS + 300)
+@pytest.mark.long
 def test_kill_9_at_random_points_loses_and_repeats_nothing_of_a_growing_directory(
     ingest: Ingest, tmp_path: Path
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_successor_ends_it_and_who_pushes_is_told_why(ingest: Ingest) -> None:
     assert "never retrieved" not in said
 
 
+@pytest.mark.long
 def test_a_full_backlog_holds_up_files_and_pushes_until_generators_go_on(ingest: Ingest, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"".join(msgspec.json.encode(chat(f"{n}")) + b"\n" for n in range(100)))
     ingest.declare("name: a, files: [a.jsonl]", "name: web, http: true")

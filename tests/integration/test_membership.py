@@ -20,6 +20,8 @@ from tests.support.fake_engine import FACTS, FakeEngine, FakeModel
 from tests.support.processes import kill, tokenhaul
 from tests.support.stream import create_topics, eventually, make_prompt, publish, read_outcomes, running
 
+pytestmark = pytest.mark.long
+
 WINDOW = 8
 LATENCY = 0.1
 A_SECOND = WINDOW / LATENCY

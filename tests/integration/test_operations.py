@@ -27,6 +27,8 @@ from services.sink.verify import verify
 from tests.support.fake_engine import FACTS, BadRequest, FakeEngine, FakeModel, Fault
 from tests.support.stream import eventually, running
 
+pytestmark = pytest.mark.long
+
 COUNT = 20
 Tool = Callable[..., Awaitable[str]]
 

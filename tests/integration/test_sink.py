@@ -82,6 +82,7 @@ async def rows_in(root: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["files", "s3"])
+@pytest.mark.long
 async def test_a_sink_that_was_thought_dead(kind: str, kafka: Kafka, tmp_path: Path, s3: S3Server) -> None:
     """It freezes with open shards, another one takes its partitions and commits them, it wakes up and commits too."""
     root = str(tmp_path) if kind == "files" else s3.fresh_root()
