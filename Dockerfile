@@ -20,9 +20,10 @@ LABEL org.opencontainers.image.title="tokenhaul" \
       org.opencontainers.image.description="Streams prompts through SGLang and lands the exact token sequences on disk" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0"
-# The local engine computes with OpenMP. The version is that of the Debian release named above.
+# The local engine computes with OpenMP; ingest allocates with jemalloc (decision 0075). The versions are those of the
+# Debian release named above.
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 libjemalloc2 && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt /opt
 # A volume takes the owner of the directory it is mounted over: these belong to the one user there is.
 RUN install -d -o 65532 -g 65532 /data /tokenizer

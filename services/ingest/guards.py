@@ -30,11 +30,12 @@ class ControlTokens:
         for token in sorted(set(tokens)):
             by_prefix[token[:_PREFIX]].append(token)
         self._by_prefix = {prefix: tuple(tokens) for prefix, tokens in by_prefix.items()}
-        self._begin = re.compile(f"(?={'|'.join(map(re.escape, by_prefix)) or '(?!)'})")
+        self._begin = re.compile("|".join(map(re.escape, by_prefix)) or "(?!)")
 
     def find(self, text: str) -> str | None:
         """The first control token in `text`."""
-        for match in self._begin.finditer(text):
+        start = -1
+        while match := self._begin.search(text, start + 1):
             start = match.start()
             for size in range(1, _PREFIX + 1):
                 tokens = self._by_prefix.get(text[start : start + size], ())

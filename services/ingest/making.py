@@ -1,26 +1,35 @@
 """Batches on their way from lines to prompts, each in a thread, in the order they were read.
 
-While one is encoded (Rust, all cores) the next one is rendered (Python, one core) and a third is published.
+While some are encoded (Rust, each on a core) another one is rendered (Python, one at a time) and others are published.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+import sys
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from services.ingest.intake import Part
 from services.ingest.prompts import Made
 from services.ingest.reader import Batch
 
-_AHEAD = 3
+# One renders while each core encodes. Rendering takes a third as long as encoding, so more of them would wait for it.
+_AT_ONCE = min(os.cpu_count() or 1, 4) + 1
+_AHEAD = 2 * _AT_ONCE
 
 
 class Making:
     """Not more than a few at a time."""
 
     def __init__(self) -> None:
-        self._tasks: deque[tuple[Batch, asyncio.Task[Made]]] = deque()
+        self._tasks: deque[tuple[Batch, asyncio.Future[Made]]] = deque()
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "making")
+        # So long a thread that renders keeps the loop from an answer of Kafka's, of which a transaction has a dozen.
+        sys.setswitchinterval(0.0005)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -37,12 +46,15 @@ class Making:
 
     def start(self, make: Callable[[Batch], Made], batch: Batch) -> None:
         """Begin with a batch."""
-        self._tasks.append((batch, asyncio.create_task(asyncio.to_thread(make, batch))))
+        made = asyncio.get_running_loop().run_in_executor(self._threads, make, batch)
+        self._tasks.append((batch, made))
 
-    async def first(self) -> Part:
-        """The batch that was read first, once it is made. It stays the first until it is done with."""
-        batch, task = self._tasks[0]
-        return Part(batch, await task)
+    async def made(self) -> list[Part]:
+        """The batch that was read first, once it is made, and those after it that are made by then. They stay until
+        they are done with."""
+        await self._tasks[0][1]
+        made = itertools.takewhile(lambda item: item[1].done() and not item[1].exception(), self._tasks)
+        return [Part(batch, task.result()) for batch, task in made]
 
     def done(self) -> None:
         """The first one is done with."""

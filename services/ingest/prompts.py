@@ -25,9 +25,6 @@ from services.kernel.overlap import Overlap
 
 # Level 6 would make prompts 2 % smaller, and take 42 µs of each instead of 17 (encoding takes 650).
 LEVEL = 3
-# Characters. `turns: each` makes texts of a line that grow with the square of its turns, and while it is encoded a text
-# takes twenty times its size (measured: 48 MB of them, 1.07 GB).
-ENCODED_AT_ONCE = 8 * 1024 * 1024
 
 
 class Ready(NamedTuple):
@@ -103,7 +100,7 @@ class PromptMaker:
                 continue
             rendered.append(item)
             size += len(item.text)
-            if size >= ENCODED_AT_ONCE:
+            if size >= self.tokenizer.at_once:
                 self._add(made, encoder, file, rendered)
                 rendered, size = [], 0
         self._add(made, encoder, file, rendered)

@@ -128,7 +128,7 @@ class Ingest:
 
     async def _publish(self, context: Context, ledger: Ledger) -> None:
         """The batch that was read first, and with it what was pushed meanwhile."""
-        read = [await self._reading.making.first()] if self._reading.making else []
+        read = await self._reading.making.made() if self._reading.making else []
         parts = read + self._intake.take(self._settings.batch_records)
         for portion in ledger.portions(parts):
             context.health.beat()

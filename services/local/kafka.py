@@ -146,7 +146,7 @@ class LocalKafka:
     def command(self) -> list[str]:
         """What starts the node in the foreground; SIGTERM stops it cleanly."""
         return [
-            "java", "-Xms256m", "-Xmx512m", "-XX:+UseG1GC",
+            "java", "-Xms256m", "-Xmx512m", "-XX:+UseG1GC", "-XX:G1HeapRegionSize=4m",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", self._classpath,
             "kafka.Kafka", str(self._properties),
         ]  # fmt: skip

@@ -64,6 +64,14 @@ def test_the_services_accept_their_settings(arguments: tuple[str, ...], service:
     assert process.drain_seconds + 10 <= float(made["stop_grace_period"].removesuffix("s"))
 
 
+def test_what_is_preloaded_is_in_the_image() -> None:
+    """A library that is not there is passed over with a warning: nobody would notice."""
+    preloaded = compose()["ingest"]["environment"]["LD_PRELOAD"]
+    assert preloaded == "libjemalloc.so.2"
+    assert "libjemalloc2 " in (ROOT / "Dockerfile").read_text()
+    assert f"{{name: LD_PRELOAD, value: {preloaded}}}" in (ROOT / "k8s/base/ingest.yaml").read_text()
+
+
 def test_every_subcommand_is_one_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     for name, service in compose("--profile", "*").items():
         if service["image"].startswith("tokenhaul:") and service.get("entrypoint") is None and service["command"]:

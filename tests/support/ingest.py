@@ -91,6 +91,7 @@ class FakeKafka(Kafka):
         self.records: dict[str, list[Any]] = {}
         self.answers, self.answer_lost = list(answers), answer_lost
         self.on_commit: Callable[[], None] = lambda: None
+        self.commits = 0
 
     def topic(self, name: str) -> list[Any]:
         """The committed records of `<prefix>.<name>`."""
@@ -106,6 +107,7 @@ class FakeKafka(Kafka):
 
     def commit(self, records: list[Any]) -> None:
         """Take a transaction, or fail: before it is taken, or after it with the answer lost."""
+        self.commits += 1
         error = self.answers.pop(0) if self.answers else None
         if error is None or self.answer_lost:
             for record in records:
@@ -125,6 +127,21 @@ async def following(kafka: FakeKafka, spawn: Any) -> AsyncIterator[ControlView]:
     yield view
 
 
+class FakeBatch:
+    """aiokafka's BatchBuilder, of so many bytes."""
+
+    def __init__(self, most: int = 64 * 1024) -> None:
+        self.records: list[Any] = []
+        self._room = most
+
+    def append(self, *, timestamp: None, key: Any, value: bytes, headers: Any) -> object | None:
+        if self.records and len(value) > self._room:
+            return None
+        self._room -= len(value)
+        self.records.append(SimpleNamespace(value=value, key=key, headers=headers))
+        return object()
+
+
 class FakeProducer:
     """A transactional producer of a FakeKafka."""
 
@@ -135,9 +152,19 @@ class FakeProducer:
     async def begin_transaction(self) -> None:
         self._open = []
 
-    async def send(self, topic: str, value: bytes, key: Any, partition: Any, *, headers: Any) -> asyncio.Future[None]:
-        record = SimpleNamespace(topic=topic, value=value, key=key, partition=partition, headers=headers, offset=0)
-        self._open.append(record)
+    async def send(self, topic: str, value: bytes, key: Any, *, headers: Any) -> asyncio.Future[None]:
+        return self._take(topic, None, [SimpleNamespace(value=value, key=key, headers=headers)])
+
+    def create_batch(self) -> FakeBatch:
+        return FakeBatch()
+
+    async def send_batch(self, batch: FakeBatch, topic: str, *, partition: int) -> asyncio.Future[None]:
+        return self._take(topic, partition, batch.records)
+
+    def _take(self, topic: str, partition: int | None, records: list[Any]) -> asyncio.Future[None]:
+        for record in records:
+            record.topic, record.partition, record.offset = topic, partition, 0
+        self._open += records
         future = asyncio.get_running_loop().create_future()
         future.set_result(None)
         return future

@@ -195,7 +195,7 @@ def test_no_more_text_is_encoded_at_once_than_memory_bears(monkeypatch: pytest.M
         return encode(texts)
 
     monkeypatch.setattr(making.tokenizer, "encode", counted)
-    monkeypatch.setattr(prompts_module, "ENCODED_AT_ONCE", 500)
+    monkeypatch.setattr(making.tokenizer, "at_once", 500)
     parts = making.make("s.jsonl", records)
     assert [ready.id for ready in parts.prompts] == [ready.id for ready in whole.prompts]
     assert [letter.row for letter in parts.letters] == [2]
