@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import trustme
 from aiohttp import web
@@ -84,11 +85,12 @@ def test_a_run_on_one_machine_speaks_to_kafka_as_its_services_do(closed: Cluster
         ({"SSL_CA_FILE": ""}, "TLS: "),
     ],
 )
-def test_a_service_says_what_the_broker_objects_to_and_shows_no_password(
+def test_a_service_says_what_the_broker_objects_to_and_shows_no_password_on_any_page(
     closed: Cluster, change: dict[str, str], told: str
 ) -> None:
+    (port,) = free_ports(1)
     environ = settings(closed, **change) | {
-        "TOKENHAUL_METRICS_PORT": str(free_ports(1)[0]),
+        "TOKENHAUL_METRICS_PORT": str(port),
         "TOKENHAUL_GENERATOR_ENGINES": "http://127.0.0.1:1",
         "TOKENHAUL_GENERATOR_API_KEY": KEY,
         "TOKENHAUL_LOG_LEVEL": "debug",
@@ -99,8 +101,10 @@ def test_a_service_says_what_the_broker_objects_to_and_shows_no_password(
     while not any("trying again in" in line for line in lines):
         lines.append(process.stdout.readline())
         assert lines[-1], "ended: " + "".join(lines)
+    pages = [httpx.get(f"http://127.0.0.1:{port}/{page}").text for page in ("metrics", "readyz", "livez", "")]
     process.terminate()
-    output = "".join(lines) + process.communicate(timeout=60)[0]
+    output = "".join([*pages, *lines, process.communicate(timeout=60)[0]])
+    assert "tokenhaul_retries_total" in pages[0]
     assert told in output
     assert environ[f"{KAFKA}SASL_PASSWORD"] not in output
     assert KEY not in output

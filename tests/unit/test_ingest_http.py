@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
+from urllib.parse import quote
 
 import httpx
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from services.ingest import http as api
 from services.ingest.http import PromptsApi
@@ -160,6 +165,49 @@ async def test_who_may_push_what(query: str, headers: dict[str, str], status: in
     desk = Desk(settings(http_token=Secret("token")))
     assert (await desk.post(b"1\n", query, **headers))[0] == status
     assert bool(desk.transactions) == (status == 200)
+
+
+_line = st.binary(max_size=6) | st.sampled_from([b"12", b" 7 ", b"", b"\r", b"\xef\xbb\xbf1", b"{"])
+
+
+@given(lines=st.lists(_line, max_size=12), cuts=st.lists(st.integers(0, 80), max_size=5), ended=st.booleans())
+@hypothesis_settings(max_examples=200, deadline=None)
+def test_a_body_of_any_bytes_in_any_chunks_is_answered_line_by_line(
+    lines: list[bytes], cuts: list[int], ended: bool
+) -> None:
+    body = b"\n".join(lines) + (b"\n" if ended else b"")
+    places = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
+    status, results = asyncio.run(_posted([body[start:end] for start, end in itertools.pairwise(places)]))
+    sent = [line.strip() for line in body.removeprefix(b"\xef\xbb\xbf").split(b"\n")]
+    assert status == 200
+    assert [(result["line"], result["status"]) for result in results] == [  # type: ignore[index]
+        (number, "published" if line.isdigit() else "refused") for number, line in enumerate(sent, 1) if line
+    ]
+
+
+async def _posted(chunks: list[bytes]) -> tuple[int, list[object]]:
+    return await Desk(settings()).post(chunks)
+
+
+@given(
+    query=st.text(max_size=20).map(lambda text: "?" + quote(text, safe="=&%+")),
+    names=st.lists(
+        st.sampled_from(["Authorization", "Content-Encoding", "Content-Length", "Content-Type", "Expect", "X-Any"]),
+        unique=True,
+    ),
+    value=st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=20),
+)
+@hypothesis_settings(max_examples=200, deadline=None)
+def test_a_request_with_anything_in_its_head_is_refused_by_name(query: str, names: list[str], value: str) -> None:
+    async def ask() -> httpx.Response:
+        desk = Desk(settings(http_token=Secret("token")))
+        headers = [(name.encode(), value.encode("latin-1")) for name in names]
+        return await desk.client.post("/v1/prompts" + query, content=b"1\n", headers=headers)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 401
+    assert "bearer token" in answer.text
+    assert "token" not in answer.text.replace("a bearer token is needed", "")
 
 
 async def test_a_body_too_large_is_not_taken_and_one_without_a_length_not_to_its_end(
