@@ -69,6 +69,7 @@ def _run(world: World, faults: list[Fault], settle: float) -> list[str]:
         )  # fmt: skip
     verdict = judge(left)
     kinds = Counter(f"{fault.kind} {fault.target.partition('-')[0]}" for fault in faults)
+    kinds.update({f"died at {place}": count for place, count in world.struck.items()})
     for name, count in [*sorted(kinds.items()), *verdict.counts.items()]:
         print(f"{count:8} {name}")
     return [*verdict.problems, *world.unexpected]

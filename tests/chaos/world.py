@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
@@ -40,16 +41,21 @@ class Process:
         self._command, self._environ = command, dict(environ)
         self.held_until = 0.0
         """Not to be started again before then (time.monotonic)."""
+        self.failpoint = ""
+        """Where it is to die by itself; empty once something else has killed it."""
         self.child = Child(name, command, log, environ)
 
     def signal(self, number: signal.Signals) -> None:
         """Send it, if it still runs."""
         if self.child.status is None:
+            if number == signal.SIGKILL:
+                self.failpoint = ""
             os.kill(self.child.pid, number)
 
     def start(self, *, failpoint: str = "", more: tuple[str, ...] = ()) -> None:
         """Start it anew; the one before must be gone."""
         environ = self._environ | ({"TOKENHAUL_FAILPOINTS": failpoint} if failpoint else {})
+        self.failpoint = failpoint
         self.child = Child(self.name, [*self._command, *more], self.log, environ)
 
 
@@ -62,6 +68,7 @@ class World:
         self.processes: dict[str, Process] = {}
         self.journal = folder / "journal.jsonl"
         self.unexpected: list[str] = []
+        self.struck: Counter[str] = Counter()  # failpoints at which a service died
         (self._ingest_port,) = free_ports(1)
         self.feeding = Feeding(folder, seed, f"http://127.0.0.1:{self._ingest_port}")
         self._numbers = count()
@@ -123,6 +130,8 @@ class World:
                 if process.child.status is not None and now >= process.held_until:
                     self._judge_end(process)
                     self._note(Fault(0.0, "ended", process.name))
+                    if process.failpoint and process.child.status == -signal.SIGKILL:
+                        self.struck[process.failpoint.partition("=")[0]] += 1
                     process.start()
             for node, held_until in self._held.items():
                 if now >= held_until and not self.cluster.runs(node):
