@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 
+from services.ingest.backlog import Backlog
 from services.ingest.declaration import Declaration, Upkeep
 from services.ingest.intake import Intake, Part
 from services.ingest.ledger import Ledger
@@ -13,6 +15,9 @@ from services.ingest.metrics import IngestMetrics
 from services.ingest.reader import Reader
 from services.ingest.settings import IngestSettings
 from services.kernel.errors import Fatal
+from services.kernel.retry import any_set_within
+
+_FULL_SECONDS = 0.5
 
 
 class Reading:
@@ -66,11 +71,32 @@ class Reading:
         """Seconds until there is another look for what is new; 0 while there is something to read."""
         return max(0.0, self._look_at - asyncio.get_running_loop().time())
 
-    def published(self, part: Part) -> None:
-        """A batch that was read is on the topic: next. A source with too many bad records stops."""
-        self.making.done()
-        if why := self.declared.patience[part.batch.source.name].after(part.batch.lines, part.made):
-            self.reader.stop(part.batch.source.name, why)
+    def published(self, parts: Sequence[Part]) -> None:
+        """Batches that were read are on the topic: next. A source with too many bad records stops."""
+        for part in parts:
+            self.making.done()
+            if why := self.declared.patience[part.batch.source.name].after(part.batch.lines, part.made):
+                self.reader.stop(part.batch.source.name, why)
+
+    @property
+    def stopped(self) -> dict[str, str]:
+        """{source: why nothing more is taken of it}."""
+        return self.reader.stopped
+
+    def refuse_stopped(self) -> None:
+        """Raises Fatal when a source stopped."""
+        if self.stopped:
+            raise Fatal("\n".join(f"source {name} stopped: {why}" for name, why in self.stopped.items()))
+
+    def tell(self, backlog: Backlog) -> None:
+        """How far all is, to metrics."""
+        self._metrics.paused.set(backlog.full)
+        self._metrics.progress(self.reader.progress, self.stopped, self.making.records, backlog.size)
+
+    async def news(self, stopping: asyncio.Event, *, full: bool) -> None:
+        """Wait until there may be something to do; `full`: there is, for later."""
+        arrived = [stopping, self._intake.arrived, self.upkeep.arrived]
+        await any_set_within(arrived, _FULL_SECONDS if full else self.rests)
 
     async def close(self) -> None:
         """What was not published is read again."""

@@ -30,13 +30,12 @@ from services.kernel.errors import Fatal, Retry
 from services.kernel.kafka import Kafka
 from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.lifecycle import Context
-from services.kernel.retry import Backoff, any_set_within, set_within
+from services.kernel.retry import Backoff, set_within
 from services.kernel.settings import load
 
 log = logging.getLogger("tokenhaul.ingest")
 
 _SLOW_SECONDS = 5.0
-_FULL_SECONDS = 0.5
 
 
 class Ingest:
@@ -104,21 +103,18 @@ class Ingest:
                 context.health.beat()
                 await commands.apply(context, self._kafka, ledger, view)
                 reading.take_edits(ledger)
-                self.metrics.paused.set(full := backlog.full)
-                if not full:
+                if not (full := backlog.full):
                     await reading.ahead()
-                reader = reading.reader
-                self.metrics.progress(reader.progress, reader.stopped, reading.making.records, backlog.size)
+                reading.tell(backlog)
                 if reading.making or self._intake.arrived.is_set():
                     await self._publish(context, ledger)
                 elif reading.rests and context.until_idle:
-                    await ledger.idle(context.process.run_id, reading.declared.requests, reader.stopped)
-                    if self._strict and (stopped := reader.stopped):
-                        raise Fatal("\n".join(f"source {name} stopped: {why}" for name, why in stopped.items()))
+                    await ledger.idle(context.process.run_id, reading.declared.requests, reading.stopped)
+                    if self._strict:
+                        reading.refuse_stopped()
                     return
                 else:
-                    news = [context.stopping, self._intake.arrived, reading.upkeep.arrived]
-                    await any_set_within(news, _FULL_SECONDS if full else reading.rests)
+                    await reading.news(context.stopping, full=full)
         except Fatal as error:
             closing = str(error)
             raise
@@ -127,16 +123,14 @@ class Ingest:
             await reading.close()
 
     async def _publish(self, context: Context, ledger: Ledger) -> None:
-        """The batch that was read first, and with it what was pushed meanwhile."""
+        """What was read and is made by now, and with it what was pushed meanwhile."""
         read = await self._reading.making.made() if self._reading.making else []
-        parts = read + self._intake.take(self._settings.batch_records)
-        for portion in ledger.portions(parts):
+        for portion in ledger.portions(read + self._intake.take(self._settings.batch_records)):
             context.health.beat()
             with context.health.unready_after(_SLOW_SECONDS, f"Kafka at {self._kafka.address} takes long to commit"):
                 self._backlog.published(await ledger.publish(portion))
         self._backoff.reset()
-        for part in read:
-            self._reading.published(part)
+        self._reading.published(read)
 
 
 def make(environ: Mapping[str, str]) -> Ingest:
