@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, errors
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import KafkaError, KafkaTimeoutError
+from aiokafka.errors import KafkaError, KafkaTimeoutError, UnknownError
 
 from services.kernel.errors import Stopped
 from services.kernel.groups import partitions_of
@@ -197,8 +197,13 @@ class Kafka:
 
 
 def may_pass(error: KafkaError) -> bool:
-    """Whether the same request may work later. aiokafka says no of its own time-outs, which is wrong."""
-    return bool(error.retriable) or isinstance(error, KafkaTimeoutError)
+    """Whether the same request may work later. aiokafka says no of its own time-outs, and of a broker that failed and
+    could not say why, which is wrong. What it does not expect while a group is joined it gives as the text of an error
+    alone."""
+    kind = type(error)
+    if kind is KafkaError and error.args:
+        kind = getattr(errors, str(error.args[0]).partition("(")[0], kind)
+    return bool(kind.retriable) or issubclass(kind, KafkaTimeoutError | UnknownError)
 
 
 async def _answers(address: str) -> bool:

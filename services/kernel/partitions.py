@@ -6,6 +6,9 @@ What aiokafka 0.14 does, and what is done about it here:
 - a partition that stays with its member is rewound to the committed offset: every assigned partition is loaded again
   (with the state it has), and the consumer is put where the state says;
 - pausing throws fetched records away: partitions that must wait are left out of the poll instead;
+- of a code it does not know it makes an error without a name, and joins again as the member it was. A member with an
+  instance id gets one (FENCED_INSTANCE_ID) when what its killed predecessor had sent to a slow broker is read after its
+  own: it must join as a new one;
 - it leaves the group when nobody polls for `max_poll_interval`: a full service polls for nothing, but polls.
 """
 
@@ -13,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
@@ -21,6 +26,7 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from services.kernel import failpoints
+from services.kernel.errors import Fatal
 from services.kernel.kafka import may_pass
 from services.kernel.retry import Backoff
 
@@ -32,6 +38,8 @@ _POLL_MS = 200
 _POLL_SECONDS = 5.0
 _COMMIT_SECONDS = 10.0
 _HOOK_SECONDS = 30.0
+_REFUSALS = 5
+_REFUSALS_SECONDS = 600.0
 
 
 class Handler(Protocol[S]):
@@ -63,6 +71,7 @@ class Member(Generic[S]):
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._committing = asyncio.Lock()
         self._joined = False
+        self._refused: deque[float] = deque(maxlen=_REFUSALS)
 
     def subscribe(self) -> None:
         """Join the group."""
@@ -81,8 +90,29 @@ class Member(Generic[S]):
     async def poll(self, room: int, partitions: list[int]) -> list[ConsumerRecord]:
         """Up to `room` records of those `partitions` that are ready, in order of offset within each. Waits a moment."""
         wanted = [TopicPartition(self._topic, p) for p in partitions if p in self._ready] if room > 0 else []
-        batches = await self._consumer.getmany(*(wanted or [_NOTHING]), timeout_ms=_POLL_MS, max_records=max(room, 1))
+        try:
+            batches = await self._consumer.getmany(
+                *(wanted or [_NOTHING]), timeout_ms=_POLL_MS, max_records=max(room, 1)
+            )
+        except KafkaError as error:
+            if not may_pass(error):
+                raise
+            self._join_anew(error)
+            await asyncio.sleep(_POLL_MS / 1000)
+            return []
         return [record for tp, batch in batches.items() if tp.partition in self._ready for record in batch]
+
+    def _join_anew(self, error: KafkaError) -> None:
+        """As one the group does not know. Raises Fatal when that has not helped for long."""
+        now = time.monotonic()
+        if len(self._refused) == _REFUSALS and now - self._refused[0] < _REFUSALS_SECONDS:
+            raise Fatal(
+                f"the group of {self._topic} refused this member {_REFUSALS} times within {_REFUSALS_SECONDS / 60:g} "
+                f"minutes, last with {error!r}: does another process have its TOKENHAUL_KAFKA_INSTANCE?"
+            ) from error
+        self._refused.append(now)
+        log.warning("the group refuses this member, joining anew: %r", error, extra={"action": "rebalance"})
+        self._consumer._coordinator.reset_generation()
 
     async def position(self, partition: int) -> int | None:
         """The offset of the next record that `poll` would give, beyond any transaction markers. None: not ready."""

@@ -1,0 +1,81 @@
+"""What a member of a group takes for the end, and what for a moment's trouble."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    InvalidSessionTimeoutError,
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    OffsetOutOfRangeError,
+    UnknownError,
+)
+
+from services.kernel import partitions
+from services.kernel.errors import Fatal
+from services.kernel.kafka import may_pass
+from services.kernel.partitions import Member
+
+
+def wrapped(error: KafkaError) -> KafkaError:
+    """As aiokafka's coordinator gives what it does not expect."""
+    return KafkaError(repr(error))
+
+
+PASSING = [UnknownError(), wrapped(UnknownError()), KafkaTimeoutError(), KafkaConnectionError()]
+ENDING = [
+    wrapped(InvalidSessionTimeoutError()), GroupAuthorizationFailedError("group"), OffsetOutOfRangeError({}),
+    KafkaError("Unexpected error during coordination ValueError()"), KafkaError(),
+]  # fmt: skip
+
+
+class Consumer:
+    """Raises what it is given, then has nothing."""
+
+    def __init__(self, *errors: KafkaError) -> None:
+        self.errors = list(errors)
+        self._coordinator = self
+        self.joined_anew = 0
+
+    def reset_generation(self) -> None:
+        self.joined_anew += 1
+
+    async def getmany(self, *_: Any, **__: Any) -> dict[Any, Any]:
+        if self.errors:
+            raise self.errors.pop(0)
+        return {}
+
+
+@pytest.mark.parametrize("error", PASSING, ids=repr)
+async def test_trouble_of_the_coordinator_that_may_pass_is_told_and_polled_over(
+    error: KafkaError, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = Consumer(error)
+    member: Member[None] = Member(consumer, "topic", None, pytest.fail)  # type: ignore[arg-type]
+    assert await member.poll(1, []) == []
+    assert repr(error) in caplog.text
+    assert consumer.joined_anew == 1
+    caplog.clear()
+    assert await member.poll(1, []) == []
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("error", ENDING, ids=repr)
+async def test_what_will_not_pass_is_raised(error: KafkaError) -> None:
+    assert not may_pass(error)
+    member: Member[None] = Member(Consumer(error), "topic", None, pytest.fail)  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        await member.poll(1, [])
+
+
+async def test_who_is_refused_again_and_again_ends_and_says_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "_POLL_MS", 1)
+    member: Member[None] = Member(Consumer(*[wrapped(UnknownError())] * 6), "topic", None, pytest.fail)  # type: ignore[arg-type]
+    for _ in range(5):
+        await member.poll(1, [])
+    with pytest.raises(Fatal, match=r"5 times within 10 minutes.*UnknownError.*TOKENHAUL_KAFKA_INSTANCE"):
+        await member.poll(1, [])
