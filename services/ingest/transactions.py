@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -65,17 +65,22 @@ class Transactions:
     async def _send_all(self, messages: list[Message]) -> None:
         sent: list[asyncio.Future[Any]] = []
         try:
-            for topic, partition, batch in self._batches(messages):
-                sent.append(await self._producer.send_batch(batch, topic, partition=partition))
-                sent[-1].add_done_callback(_look)  # should a later one not even be sent, nobody waits for this one
-            for message in messages:
-                if message.id is None:
-                    sent.append(await self._send(message))
-                    sent[-1].add_done_callback(_look)
+            async for future in self._sending(messages):
+                future.add_done_callback(_look)  # should a later one not even be sent, nobody waits for this one
+                sent.append(future)
         except IllegalOperation:  # the transaction failed meanwhile: those that were sent know why
             await asyncio.gather(*sent)
             raise
         await asyncio.gather(*sent)
+
+    async def _sending(self, messages: list[Message]) -> AsyncIterator[asyncio.Future[Any]]:
+        """A record's partition is decided by its id, all others' by their key."""
+        for topic, partition, batch in self._batches(messages):
+            yield await self._producer.send_batch(batch, topic, partition=partition)
+        for message in messages:
+            if message.id is None:
+                headers = [("schema", schema_of(message.type))]
+                yield await self._producer.send(message.topic, message.value, message.key, headers=headers)
 
     def _batches(self, messages: list[Message]) -> Iterator[tuple[str, int, BatchBuilder]]:
         """Prompts, packed for the partitions their ids decide. One by one they would cost aiokafka several times as
@@ -92,13 +97,6 @@ class Transactions:
                 _append(filling[place], message)
         for place, batch in filling.items():
             yield *place, batch
-
-    async def _send(self, message: Message) -> asyncio.Future[Any]:
-        headers = [("schema", schema_of(message.type))]
-        sent: asyncio.Future[Any] = await self._producer.send(
-            message.topic, message.value, message.key, headers=headers
-        )
-        return sent
 
 
 def _append(batch: BatchBuilder, message: Message) -> bool:
