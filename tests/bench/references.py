@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 
-ROWS = {"aiohttp": 10_000, "openai": 600}
+ROWS = {"aiohttp": 15_000, "openai": 500}
 BODY = {
     "rid": "0" * 45,
     "input_ids": list(range(100, 400)),
