@@ -48,8 +48,8 @@ class Backlog:
         self._published += prompts
 
     async def follow(self) -> None:
-        """For ever: look it up. A Kafka that is away is not news from here: the last size stands."""
-        while True:
+        """For ever, if there is a bound: look it up. A Kafka that is away is not news here: the last size stands."""
+        while self._most:
             try:
                 async with (
                     self._kafka.started(self._kafka.admin) as admin,

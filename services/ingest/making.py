@@ -6,7 +6,6 @@ While some are encoded (Rust, each on a core) another one is rendered (Python, o
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import sys
 from collections import deque
@@ -14,12 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from services.ingest.intake import Part
+from services.ingest.portions import MOST_PROMPTS
 from services.ingest.prompts import Made
 from services.ingest.reader import Batch
 
-# One renders while each core encodes. Rendering takes a third as long as encoding, so more of them would wait for it.
-_AT_ONCE = min(os.cpu_count() or 1, 4) + 1
-_AHEAD = 2 * _AT_ONCE
+# One renders while each core encodes. Rendering short chats takes a third as long as encoding them: of more threads
+# most would wait for their turn at it.
+_AT_ONCE = min(os.cpu_count() or 1, 8) + 1
+_AHEAD = _AT_ONCE + 3
 
 
 class Making:
@@ -49,12 +50,26 @@ class Making:
         made = asyncio.get_running_loop().run_in_executor(self._threads, make, batch)
         self._tasks.append((batch, made))
 
+    @property
+    def first_is_made(self) -> bool:
+        """Whether there is something to publish."""
+        return bool(self._tasks) and self._tasks[0][1].done()
+
     async def made(self) -> list[Part]:
-        """The batch that was read first, once it is made, and those after it that are made by then. They stay until
-        they are done with."""
+        """The batch that was read first, once it is made, and of those after it that are made by then what goes into
+        one transaction with it. They stay until they are done with."""
         await self._tasks[0][1]
-        made = itertools.takewhile(lambda item: item[1].done() and not item[1].exception(), self._tasks)
-        return [Part(batch, task.result()) for batch, task in made]
+        parts: list[Part] = []
+        prompts = 0
+        for batch, task in self._tasks:
+            if not task.done() or task.exception():
+                break
+            part = Part(batch, task.result())
+            prompts += len(part.made.prompts)
+            if parts and prompts > MOST_PROMPTS:
+                break
+            parts.append(part)
+        return parts
 
     def done(self) -> None:
         """The first one is done with."""

@@ -58,11 +58,13 @@ class Reading:
             before.close()
 
     async def ahead(self) -> None:
-        """Make prompts of what can be read now, as far as they may run ahead."""
+        """Make prompts of what can be read now, as far as they may run ahead and nothing waits to be published."""
         while self.making.room and not (self.rests or self.upkeep.waits):
             if batch := await asyncio.to_thread(self.reader.next):
                 self.making.start(self.declared.make, batch)
                 self._metrics.records_in.inc(len(batch.lines))
+                if self.making.first_is_made or self._intake.arrived.is_set():
+                    return
             else:
                 self._look_at = asyncio.get_running_loop().time() + self._settings.scan_seconds
 
@@ -83,9 +85,9 @@ class Reading:
         """{source: why nothing more is taken of it}."""
         return self.reader.stopped
 
-    def refuse_stopped(self) -> None:
-        """Raises Fatal when a source stopped."""
-        if self.stopped:
+    def refuse_stopped(self, strict: bool) -> None:
+        """`strict`: raises Fatal when a source stopped."""
+        if strict and self.stopped:
             raise Fatal("\n".join(f"source {name} stopped: {why}" for name, why in self.stopped.items()))
 
     def tell(self, backlog: Backlog) -> None:

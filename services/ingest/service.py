@@ -93,8 +93,7 @@ class Ingest:
         self._reading = Reading(self._settings, declared, self._intake, self.metrics, take_rest=context.until_idle)
         if not context.until_idle:
             context.spawn(self._reading.upkeep.follow())
-        if self._settings.backlog:
-            context.spawn(self._backlog.follow())
+        context.spawn(self._backlog.follow())
 
     async def _haul(self, context: Context, ledger: Ledger, view: control.ControlView) -> None:
         reading, backlog, closing = self._reading, self._backlog, "Kafka gave no answer"
@@ -110,8 +109,7 @@ class Ingest:
                     await self._publish(context, ledger)
                 elif reading.rests and context.until_idle:
                     await ledger.idle(context.process.run_id, reading.declared.requests, reading.stopped)
-                    if self._strict:
-                        reading.refuse_stopped()
+                    reading.refuse_stopped(self._strict)
                     return
                 else:
                     await reading.news(context.stopping, full=full)
@@ -126,6 +124,8 @@ class Ingest:
         """What was read and is made by now, and with it what was pushed meanwhile."""
         read = await self._reading.making.made() if self._reading.making else []
         for portion in ledger.portions(read + self._intake.take(self._settings.batch_records)):
+            if context.stopping.is_set():
+                return  # what is left is read again, or sent back
             context.health.beat()
             with context.health.unready_after(_SLOW_SECONDS, f"Kafka at {self._kafka.address} takes long to commit"):
                 self._backlog.published(await ledger.publish(portion))

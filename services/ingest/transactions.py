@@ -68,7 +68,7 @@ class Transactions:
             async for future in self._sending(messages):
                 future.add_done_callback(_look)  # should a later one not even be sent, nobody waits for this one
                 sent.append(future)
-        except IllegalOperation:  # the transaction failed meanwhile: those that were sent know why
+        except (IllegalOperation, AssertionError):  # the transaction failed meanwhile: those that were sent know why
             await asyncio.gather(*sent)
             raise
         await asyncio.gather(*sent)

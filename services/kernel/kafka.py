@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Literal, Protocol, TypeVar
@@ -198,11 +199,10 @@ class Kafka:
 
 def may_pass(error: KafkaError) -> bool:
     """Whether the same request may work later. aiokafka says no of its own time-outs, and of a broker that failed and
-    could not say why, which is wrong. What it does not expect while a group is joined it gives as the text of an error
-    alone."""
+    could not say why, which is wrong. What it does not expect in a group it gives as the text of an error alone."""
     kind = type(error)
-    if kind is KafkaError and error.args:
-        kind = getattr(errors, str(error.args[0]).partition("(")[0], kind)
+    if kind is KafkaError and (named := re.search(r"(\w+)\(", str(error))):
+        kind = getattr(errors, named[1], kind)
     return bool(kind.retriable) or issubclass(kind, KafkaTimeoutError | UnknownError)
 
 
@@ -233,8 +233,11 @@ def _look_at_failures(producer: AIOKafkaProducer) -> None:
     """aiokafka fails futures of its own that nobody waits for when its sender ends, as it does when a producer is
     fenced: what failed was raised to whoever sent, and is not to be reported again as "never retrieved"."""
     manager = producer._txn_manager
-    waiters = [batch._drain_waiter for batches in producer._message_accumulator._batches.values() for batch in batches]
-    for waiter in [*waiters, manager and manager._transaction_waiter]:
+    accumulator = producer._message_accumulator
+    batches = [batch for queue in accumulator._batches.values() for batch in queue]
+    for batch in (*batches, *accumulator._pending_batches):  # of `send_batch`: it shields them from who stops waiting
+        batch.future.add_done_callback(lambda future: future.cancelled() or future.exception())
+    for waiter in [*(batch._drain_waiter for batch in batches), manager and manager._transaction_waiter]:
         if waiter is not None and waiter.done() and not waiter.cancelled():
             waiter.exception()
 

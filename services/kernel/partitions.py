@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
@@ -38,8 +37,7 @@ _POLL_MS = 200
 _POLL_SECONDS = 5.0
 _COMMIT_SECONDS = 10.0
 _HOOK_SECONDS = 30.0
-_REFUSALS = 5
-_REFUSALS_SECONDS = 600.0
+_REFUSED_SECONDS = 120.0
 
 
 class Handler(Protocol[S]):
@@ -71,7 +69,8 @@ class Member(Generic[S]):
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._committing = asyncio.Lock()
         self._joined = False
-        self._refused: deque[float] = deque(maxlen=_REFUSALS)
+        self._refused_since: float | None = None
+        self._backoff = Backoff(base=0.2, cap=5.0)
 
     def subscribe(self) -> None:
         """Join the group."""
@@ -97,22 +96,21 @@ class Member(Generic[S]):
         except KafkaError as error:
             if not may_pass(error):
                 raise
-            self._join_anew(error)
-            await asyncio.sleep(_POLL_MS / 1000)
+            await self._join_anew(error)
             return []
         return [record for tp, batch in batches.items() if tp.partition in self._ready for record in batch]
 
-    def _join_anew(self, error: KafkaError) -> None:
-        """As one the group does not know. Raises Fatal when that has not helped for long."""
+    async def _join_anew(self, error: KafkaError) -> None:
+        """As one the group does not know, after a while. Raises Fatal when that has not helped for long."""
         now = time.monotonic()
-        if len(self._refused) == _REFUSALS and now - self._refused[0] < _REFUSALS_SECONDS:
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        if now - self._refused_since > _REFUSED_SECONDS:
             raise Fatal(
-                f"the group of {self._topic} refused this member {_REFUSALS} times within {_REFUSALS_SECONDS / 60:g} "
-                f"minutes, last with {error!r}: does another process have its TOKENHAUL_KAFKA_INSTANCE?"
+                f"the group of {self._topic} has refused this member for {_REFUSED_SECONDS:.0f} s, last with {error!r}"
             ) from error
-        self._refused.append(now)
         log.warning("the group refuses this member, joining anew: %r", error, extra={"action": "rebalance"})
         self._consumer._coordinator.reset_generation()
+        await asyncio.sleep(self._backoff.next())
 
     async def position(self, partition: int) -> int | None:
         """The offset of the next record that `poll` would give, beyond any transaction markers. None: not ready."""
@@ -182,6 +180,8 @@ class Member(Generic[S]):
 
     async def _assigned(self, partitions: set[int]) -> None:
         try:
+            self._refused_since = None
+            self._backoff.reset()
             log.info("assigned %s", sorted(partitions), extra={"action": "rebalance", "topic": self._topic})
             for partition in sorted(self._states.keys() - partitions):
                 self._handler.lost(partition, self._states.pop(partition))

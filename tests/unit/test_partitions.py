@@ -19,6 +19,7 @@ from services.kernel import partitions
 from services.kernel.errors import Fatal
 from services.kernel.kafka import may_pass
 from services.kernel.partitions import Member
+from services.kernel.retry import Backoff
 
 
 def wrapped(error: KafkaError) -> KafkaError:
@@ -26,7 +27,10 @@ def wrapped(error: KafkaError) -> KafkaError:
     return KafkaError(repr(error))
 
 
-PASSING = [UnknownError(), wrapped(UnknownError()), KafkaTimeoutError(), KafkaConnectionError()]
+PASSING = [
+    UnknownError(), wrapped(UnknownError()), KafkaTimeoutError(), KafkaConnectionError(),
+    KafkaError("Unexpected exception in heartbeat task: UnknownError()"),
+]  # fmt: skip
 ENDING = [
     wrapped(InvalidSessionTimeoutError()), GroupAuthorizationFailedError("group"), OffsetOutOfRangeError({}),
     KafkaError("Unexpected error during coordination ValueError()"), KafkaError(),
@@ -72,10 +76,12 @@ async def test_what_will_not_pass_is_raised(error: KafkaError) -> None:
         await member.poll(1, [])
 
 
-async def test_who_is_refused_again_and_again_ends_and_says_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions, "_POLL_MS", 1)
-    member: Member[None] = Member(Consumer(*[wrapped(UnknownError())] * 6), "topic", None, pytest.fail)  # type: ignore[arg-type]
-    for _ in range(5):
-        await member.poll(1, [])
-    with pytest.raises(Fatal, match=r"5 times within 10 minutes.*UnknownError.*TOKENHAUL_KAFKA_INSTANCE"):
+async def test_who_is_refused_for_long_ends_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backoff, "next", lambda self: 0.0)
+    consumer = Consumer(*[wrapped(UnknownError())] * 9)
+    member: Member[None] = Member(consumer, "topic", None, pytest.fail)  # type: ignore[arg-type]
+    for _ in range(8):
+        assert await member.poll(1, []) == []
+    monkeypatch.setattr(partitions, "_REFUSED_SECONDS", -1.0)
+    with pytest.raises(Fatal, match=r"the group of topic has refused this member for .*UnknownError"):
         await member.poll(1, [])
