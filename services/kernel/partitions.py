@@ -7,8 +7,8 @@ What aiokafka 0.14 does, and what is done about it here:
   (with the state it has), and the consumer is put where the state says;
 - pausing throws fetched records away: partitions that must wait are left out of the poll instead;
 - of a code it does not know it makes an error without a name, and joins again as the member it was. A member with an
-  instance id gets one (FENCED_INSTANCE_ID) when what its killed predecessor had sent to a slow broker is read after its
-  own: it must join as a new one;
+  instance id seems to get one (FENCED_INSTANCE_ID) when what its killed predecessor had sent to a slow broker is read
+  after its own: it must join as a new one;
 - it leaves the group when nobody polls for `max_poll_interval`: a full service polls for nothing, but polls.
 """
 
