@@ -66,7 +66,7 @@ bench-ingest: install-test ## ingest beside the Rust tokenizer alone, on Qwen3's
 bench-sink: install-test ## what a token costs the sink beside Arrow's own writer; its index (1 min, an idle machine)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench sink
 
-bench-generator: install-test ## what a record costs the generator, how full it keeps engines (6 min, an idle machine)
+bench-generator: install-test ## what a record costs the generator, how full it keeps engines (10 min, an idle machine)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench.generator
 
 chaos: install-test ## faults of a Kafka of three nodes one by one, then 200 of all kinds, judged (25 min) [SEED=n MINUTES=15]

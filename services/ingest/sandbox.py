@@ -9,8 +9,8 @@ _DICT = frozenset(dir(dict))
 
 
 def quicken(templates: Iterable[str]) -> None:
-    """Keep it from finding out again what it knows, which is half of what rendering costs. What a template sees and may
-    do stays the same."""
+    """Keep it from finding out again what it knows: deciding is a third of what rendering costs, looking for attributes
+    that are not there a tenth. What a template sees and may do stays the same."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     for template in templates:

@@ -68,8 +68,8 @@ class Transactions:
             async for future in self._sending(messages):
                 future.add_done_callback(_look)  # should a later one not even be sent, nobody waits for this one
                 sent.append(future)
-        except (IllegalOperation, AssertionError):  # the transaction failed meanwhile: those that were sent know why
-            await asyncio.gather(*sent)
+        except (IllegalOperation, AssertionError):  # the latter where it had to wait for the batch before
+            await asyncio.gather(*sent)  # the transaction failed meanwhile: those that were sent know why
             raise
         await asyncio.gather(*sent)
 
