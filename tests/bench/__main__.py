@@ -14,10 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench.table import Line, machine, read, show, write
+from tests.bench.table import Line, machine, pace, read, show, write
 
 BENCHES = ("sizes", "ingest", "sink", "generator")
-LONG = ("ingest", "sink", "endurance")
+LONG = ("ingest", "sink", "processes", "endurance")
 
 
 def main() -> None:
@@ -38,13 +38,16 @@ def main() -> None:
     about = machine()
     print("\n".join(f"{name}: {value}" for name, value in about.items()))
     lines: list[Line] = []
+    paces = [pace()]
     for name in args.names or known:
         began = time.monotonic()
         module = importlib.import_module(f"tests.bench.{name}")
         measured = module.measure_long() if args.long else module.measure()
-        show(measured, f"{name} ({time.monotonic() - began:.0f} s)", before)
+        paces.append(pace())
+        took = f"{time.monotonic() - began:.0f} s, pace {paces[-2]:.1f} to {paces[-1]:.1f} ms"
+        show(measured, f"{name} ({took})", before)
         lines += measured
-    write(lines, about, out)
+    write(lines, about | {"pace": ", ".join(f"{each:.1f} ms" for each in paces)}, out)
     short = [line for line in lines if line.passed is False]
     if len(args.names or known) > 1:
         show([line for line in lines if line.budget], "the budgets", before)

@@ -27,7 +27,7 @@ from services.local.kafka import LocalKafka, free_ports
 from services.local.processes import Child, end
 from tests.bench.table import Line, machine, median_line, show, write
 from tests.support.processes import TOKENHAUL, wait_for
-from tests.support.stream import create_topics, make_prompt, publish
+from tests.support.stream import PARTITIONS, create_topics, make_prompt, publish
 
 PROMPT_IDS = 300
 INSTANT_RECORDS = 20_000
@@ -96,24 +96,24 @@ def instant(address: str, folder: Path) -> list[Line]:
     return lines
 
 
-def generator_rate(address: str, folder: Path) -> tuple[float, float]:
-    """(CPU seconds a record, records a second) of one process, Kafka in to Kafka out."""
-    kafka = asyncio.run(topic_with_prompts(address, INSTANT_RECORDS))
-    with engine(folder) as url, running(kafka, [url], 1, folder, window=512) as ports:
-        wait_for(lambda: read(ports[0], "tokenhaul_records_out_total") > INSTANT_RECORDS * 0.2, 120)
-        first = (
-            time.monotonic(),
-            read(ports[0], "process_cpu_seconds_total"),
-            read(ports[0], "tokenhaul_records_out_total"),
-        )
-        wait_for(lambda: read(ports[0], "tokenhaul_records_out_total") > INSTANT_RECORDS * 0.9, 120)
-        last = (
-            time.monotonic(),
-            read(ports[0], "process_cpu_seconds_total"),
-            read(ports[0], "tokenhaul_records_out_total"),
-        )
-    seconds, cpu, records = (after - before for before, after in zip(first, last, strict=True))
-    return cpu / records, records / seconds
+def generator_rate(address: str, folder: Path, processes: int = 1) -> tuple[float, float]:
+    """(CPU seconds a record, records a second) of so many processes together, Kafka in to Kafka out."""
+    records = INSTANT_RECORDS * processes
+    kafka = asyncio.run(topic_with_prompts(address, records, max(PARTITIONS, processes)))
+    with engine(folder) as url, running(kafka, [url], processes, folder, window=512) as ports:
+        wait_for(lambda: so_far(ports)[2] > records * 0.2, 120)
+        first = so_far(ports)
+        wait_for(lambda: so_far(ports)[2] > records * 0.9, 120)
+        last = so_far(ports)
+    seconds, cpu, done = (after - before for before, after in zip(first, last, strict=True))
+    return cpu / done, done / seconds
+
+
+def so_far(ports: list[int]) -> tuple[float, float, float]:
+    """(now in seconds, CPU seconds, records done) of generators together."""
+    metrics = ("process_cpu_seconds_total", "tokenhaul_records_out_total")
+    cpu, records = (sum(read(port, metric) for port in ports) for metric in metrics)
+    return time.monotonic(), cpu, records
 
 
 def occupancy(
@@ -197,10 +197,10 @@ def kafka_node(folder: Path) -> Iterator[str]:
         end([child], 15)
 
 
-async def topic_with_prompts(address: str, count: int) -> Kafka:
+async def topic_with_prompts(address: str, count: int, partitions: int = PARTITIONS) -> Kafka:
     """A dataset of its own with `count` prompts of 300 ids."""
     kafka = Kafka(KafkaSettings(bootstrap=[address], prefix=f"bench-{time.time_ns()}"))
-    await create_topics(kafka)
+    await create_topics(kafka, partitions)
     prompts = (
         make_prompt(
             number,
@@ -209,7 +209,7 @@ async def topic_with_prompts(address: str, count: int) -> Kafka:
         )
         for number in range(count)
     )
-    await publish(kafka, list(prompts), batch=1000)
+    await publish(kafka, list(prompts), 1000, partitions)
     return kafka
 
 

@@ -42,12 +42,12 @@ def make_prompt(number: int, *, prompt_ids: list[int] | None = None, max_new_tok
     )
 
 
-async def create_topics(kafka: Kafka) -> None:
+async def create_topics(kafka: Kafka, partitions: int = PARTITIONS) -> None:
     """The topics of a dataset called "test"."""
-    await topics.create(kafka, topics.new_dataset("test", MODEL, PARTITIONS), replication=1, min_isr=1)
+    await topics.create(kafka, topics.new_dataset("test", MODEL, partitions), replication=1, min_isr=1)
 
 
-async def publish(kafka: Kafka, prompts: list[Prompt], batch: int = 7) -> None:
+async def publish(kafka: Kafka, prompts: list[Prompt], batch: int = 7, partitions: int = PARTITIONS) -> None:
     """Publish in transactions of `batch`, as ingest does: their markers leave holes among the offsets."""
     encoder = Encoder()
     async with kafka.started(lambda: kafka.producer(transactional_id=f"{kafka.settings.prefix}.ingest")) as producer:
@@ -57,7 +57,7 @@ async def publish(kafka: Kafka, prompts: list[Prompt], batch: int = 7) -> None:
                     await producer.send(
                         kafka.topics.prompts,
                         encoder.encode(prompt),
-                        partition=ids.partition(prompt.id, PARTITIONS),
+                        partition=ids.partition(prompt.id, partitions),
                         headers=[("schema", schema_of(prompt)), ("id", prompt.id)],
                     )
 
