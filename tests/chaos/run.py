@@ -30,7 +30,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the schedule (default: one is drawn)")
     parser.add_argument("--minutes", type=float, default=15.0, help="of faults (default %(default)s)")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between faults (default %(default)s)")
-    parser.add_argument("--settle", type=float, default=180.0, help="seconds to come to an end (default %(default)s)")
+    parser.add_argument(
+        "--settle", type=float, default=180.0, help="seconds without progress at the end (default %(default)s)"
+    )
     parser.add_argument("--keep", type=Path, default=None, help="folder that is kept")
     arguments = parser.parse_args()
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ DATASET = "chaos"
 PARTITIONS = 6
 SLOTS = 16
 _ENGINE_SECONDS = 0.3
+_MOST_SECONDS = 1800.0  # to come to an end
 _START_SECONDS = 90.0
 # A second SIGTERM ends a service at once, as does the first before it has begun; 137: an engine that dies by script.
 _BY_ITSELF = (None, 0, -signal.SIGKILL, -signal.SIGTERM, 137)
@@ -172,10 +174,7 @@ class World:
     def finish(self, seconds: float) -> None:
         """Stop feeding and hurting, let every service come to its end (`--until-idle`). Raises AssertionError."""
         self.feeding.stop()
-        deadline = time.monotonic() + seconds
-        while not self.feeding.ended:
-            assert time.monotonic() < deadline, f"ingest did not take the last push within {seconds} s"
-            self.wait(time.monotonic() + 0.2)
+        self._wait_while_it_moves(lambda: self.feeding.ended, seconds, "ingest did not take the last push")
         self.wait(max([time.monotonic(), *(at for at, _, _ in self._later), *self._held.values()]) + 1.0)
         self.cluster.heal()
         services = [self.processes[name] for name in SERVICES]
@@ -187,14 +186,35 @@ class World:
             self._judge_end(process)
             self._note(Fault(0.0, "restart", process.name))
             process.start(more=("--until-idle",))
-        deadline = time.monotonic() + seconds
-        while not all(process.child.done for process in services):
-            for process in services:
-                status = process.child.status
-                assert status in (None, 0), f"{process.name} ended with {status}:\n{process.child.tail()}"
-            waiting = [process.name for process in services if not process.child.done]
-            assert time.monotonic() < deadline, f"not idle within {seconds} s: {waiting}; see {self.folder}"
-            time.sleep(0.2)
+        for process in services:
+            process.held_until = math.inf  # it is to end by itself
+        self._wait_while_it_moves(lambda: all(self._ended(process) for process in services), seconds, "not idle")
+
+    def _wait_while_it_moves(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        """For `seconds` after the last sign of progress, at most _MOST_SECONDS: a slow machine takes its time, and one
+        that stands still or goes in circles is found. Raises AssertionError."""
+        began = moved = time.monotonic()
+        made = 0
+        while not done():
+            now = time.monotonic()
+            if (more := self._made()) != made:
+                made, moved = more, now
+            waiting = [name for name in SERVICES if not self.processes[name].child.done]
+            where = f"{waiting}; see {self.folder}"
+            assert now - moved < seconds, f"{what}, nothing moved for {seconds} s: {where}"
+            assert now - began < _MOST_SECONDS, f"{what} within {_MOST_SECONDS} s: {where}"
+            self.wait(now + 0.2)
+
+    def _made(self) -> int:
+        """Grows with every generation and every shard."""
+        logs = sum(log.stat().st_size for log in self.engine_logs if log.exists())
+        return logs + sum(1 for _ in self.root.rglob("*.parquet"))
+
+    def _ended(self, process: Process) -> bool:
+        """Whether it has, as it should. Raises AssertionError."""
+        status = process.child.status
+        assert status in (None, 0), f"{process.name} ended with {status}:\n{process.child.tail()}"
+        return process.child.done
 
     def _hurt_broker(self, fault: Fault, node: int) -> None:
         self._held[node] = time.monotonic() + fault.seconds
