@@ -14,13 +14,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.bench.generator import engine, kafka_node
 from tests.bench.qwen3 import ROOT
-from tests.bench.stages import Stages, texts
 from tests.bench.table import Line, show
+from tests.chaos.load import GROWTH, Load
 
 RECORDS = 1_000_000
-SEEN_BYTES = 24
 _FIRST_RUN_SECONDS = 180
 _FAULTS = ["--seed", "7", "--minutes", "2"]
 
@@ -31,23 +29,19 @@ def measure_long() -> list[Line]:
 
 
 def memory(records: int) -> list[Line]:
-    """Each service over `records` short records: its size at the end beside that after a fifth, without ids seen."""
-    lines = []
-    with tempfile.TemporaryDirectory() as name, kafka_node(Path(name)) as address:
-        stages = Stages(address, Path(name) / "bench", 4, texts(records, 40))
-        with engine(Path(name), "--output", 50) as url:
-            for service in ("ingest", "generate", "sink"):
-                used = stages.run(service, TOKENHAUL_GENERATOR_ENGINES=url, TOKENHAUL_GENERATOR_WINDOW="512")
-                ids = 0 if service == "generate" else SEEN_BYTES * records
-                late = max(used.sizes[-len(used.sizes) // 10 :]) - ids
-                early = max(used.sizes[: len(used.sizes) // 5]) - ids / 5
-                line = Line(
-                    name=f"{service}, resident after {records:,} records", value=late / 2**20, unit="MiB",
-                    reference=early / 2**20, reference_name="after a fifth", at_most=1.1, bounds="ratio",
-                )  # fmt: skip
-                cpu = Line(name=f"{service}, CPU a record", value=used.cpu / records * 1000, unit="ms")
-                lines += [line, cpu]
-    return lines
+    """Each service while `records` go through all of them (`make chaos-load`): its size at the end beside the most it
+    had in the first half, without what ids may have added."""
+    with tempfile.TemporaryDirectory() as name:
+        load = Load(Path(name) / "load")
+        if problems := load.run(records, burst=0):
+            raise RuntimeError("\n".join(problems))
+    return [
+        Line(
+            name=f"{each.service}, resident after {records:,} records", value=each.late / 2**20, unit="MiB",
+            reference=each.early / 2**20, reference_name="in the first half", at_most=GROWTH, bounds="ratio",
+        )
+        for each in load.memory
+    ]  # fmt: skip
 
 
 def faults() -> list[Line]:
