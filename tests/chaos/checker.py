@@ -1,7 +1,8 @@
 """The judge: takes the evidence and says what is wrong with it. Imports nothing of the services; pure.
 
 - prompts: every line that was written became one prompt, no record id stands on the topic twice;
-- once: prompts = rows and failures, no id is in two rows, a failure beside a row is marked superseded;
+- once: prompts = rows and failures, no id is in two rows, a failure beside a row is marked superseded; no prompt is given
+  up: none of the faults is a reason to;
 - chain: the shards of a partition tile [0, end), and every file that has a shard's name can be read;
 - exact: a row is the prompt on the topic plus what an engine logged for the row's last rid;
 - paid once: a generation is repeated only if the one before gave nothing (and something was done to the system, or a
@@ -57,7 +58,8 @@ def _prompts(evidence: Evidence, counts: dict[str, int]) -> Iterator[str]:
 
 def _once(evidence: Evidence, counts: dict[str, int]) -> Iterator[str]:
     rows = Counter(row["id"] for shard in evidence.shards for row in shard.rows)
-    failures = {id for shard in evidence.shards for id, _ in shard.failures}
+    reasons = {id: reason for shard in evidence.shards for id, reason in shard.failures}
+    failures = reasons.keys()
     superseded = {id for shard in evidence.shards for id in shard.superseded}
     asked = {prompt.id for prompt in evidence.prompts}
     counts["rows"], counts["failures"] = rows.total(), len(failures - rows.keys())
@@ -69,6 +71,7 @@ def _once(evidence: Evidence, counts: dict[str, int]) -> Iterator[str]:
         for id in sorted((rows.keys() & failures) - superseded)
     )
     yield from (f"{id} is marked superseded, but is no row" for id in sorted(superseded - rows.keys()))
+    yield from (f"{id} was given up: {reasons[id]}" for id in sorted(failures - rows.keys()))
 
 
 def _chains(evidence: Evidence) -> Iterator[str]:
@@ -109,6 +112,11 @@ def _paid_once(evidence: Evidence, counts: dict[str, int]) -> Iterator[str]:
     commits: defaultdict[int, list[Commit]] = defaultdict(list)
     for commit in evidence.commits:
         commits[commit.partition].append(commit)
+    rids = Counter(generation.rid for generation in evidence.generations)
+    yield from (f"engines were asked {count} times as {rid}" for rid, count in rids.items() if count > 1)
+    kills = sum(event.kind == "kill" and event.target.startswith("engine") for event in evidence.events)
+    if evidence.torn > kills:
+        yield f"{evidence.torn} lines of engines' logs are not readable, engines were killed {kills} times"
     excuses: Counter[str] = Counter()
     for asked, made in generations.items():
         prompt = by_ids.get(asked)
@@ -131,7 +139,7 @@ def _excuse(
     before: Generation, again: Generation, prompt: Prompt, commits: list[Commit], events: list[Event]
 ) -> str | None:
     """Why a prompt may have been generated again; None: it may not."""
-    if before.fault is not None:
+    if before.spoilt:
         return "a fault was asked for"
     disturbed = _disturbed(events, before.started, again.started)
     if before.gave_nothing:
@@ -169,7 +177,7 @@ def _bound(evidence: Evidence, prompts: int) -> int:
     never = sum(generation.ended is None for generation in evidence.generations)
     committed = sorted(commit.at for commit in evidence.commits)
     disturbing = [event for event in evidence.events if _concerns_generators(event)]
-    total = prompts + sum(generation.fault is not None for generation in evidence.generations) + never
+    total = prompts + sum(generation.spoilt for generation in evidence.generations) + never
     for event in disturbing:
         in_flight = bisect_right(starts, event.at) - bisect_right(ends, event.at)
         index = bisect_left(committed, event.at)

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,12 +19,14 @@ def read(bootstrap: list[str], prefix: str, dataset: Path, engines: Iterable[Pat
     """Everything, once the run is over."""
     prompts, commits, rebalances = asyncio.run(read_topics(bootstrap, prefix))
     shards, damaged = read_shards(dataset)
+    generations, torn = read_generations(engines)
     return Evidence(
         lines=[json.loads(line)["prompt"] for path in sources for line in path.read_bytes().splitlines()],
         prompts=prompts,
         shards=shards,
         damaged=damaged,
-        generations=read_generations(engines),
+        generations=generations,
+        torn=torn,
         commits=commits,
         events=sorted([*read_journal(journal), *rebalances], key=lambda event: event.at),
     )
@@ -51,33 +52,32 @@ def read_shards(dataset: Path) -> tuple[list[Shard], list[str]]:
     return shards, damaged
 
 
-def read_generations(logs: Iterable[Path]) -> list[Generation]:
-    """Of all engines, in order of their starts. A last line cut short by a kill is left out."""
-    started: dict[str, dict[str, Any]] = {}
-    ended: dict[str, dict[str, Any]] = {}
+def read_generations(logs: Iterable[Path]) -> tuple[list[Generation], int]:
+    """(of all engines, in order of their starts; lines that cannot be read: a kill may cut one short)."""
+    found: list[Generation] = []
+    torn = 0
     for log in logs:
-        for line in log.read_bytes().splitlines() if log.exists() else []:
+        running: dict[str, int] = {}
+        for line in filter(None, log.read_bytes().splitlines() if log.exists() else []):
             try:
                 entry = json.loads(line)
             except ValueError:
+                torn += 1
                 continue
-            (started if entry["type"] == "Started" else ended)[entry["rid"]] = entry
-    found = []
-    for rid, entry in started.items():
-        end = ended.get(rid)
-        reason = ((end or {}).get("finish_reason") or {}).get("type")
-        found.append(
-            Generation(
-                rid=rid,
-                input_ids=tuple(entry["input_ids"]),
-                output_ids=tuple(end["output_ids"]) if end else (),
-                started=entry["at"],
-                ended=end["at"] if end else None,
-                fault=entry["fault"],
-                aborted=reason not in ("stop", "length"),
-            )
-        )
-    return sorted(found, key=lambda generation: generation.started)
+            if entry["type"] == "Started":
+                running[entry["rid"]] = len(found)
+                found.append(
+                    Generation(
+                        rid=entry["rid"], input_ids=tuple(entry["input_ids"]), output_ids=(), started=entry["at"],
+                        ended=None, fault=entry["fault"], aborted=True,
+                    )
+                )  # fmt: skip
+            elif (index := running.pop(entry["rid"], None)) is not None:
+                reason = (entry.get("finish_reason") or {}).get("type")
+                found[index] = found[index]._replace(
+                    output_ids=tuple(entry["output_ids"]), ended=entry["at"], aborted=reason not in ("stop", "length")
+                )
+    return sorted(found, key=lambda generation: generation.started), torn
 
 
 def read_journal(path: Path) -> list[Event]:

@@ -41,6 +41,10 @@ class Shard(NamedTuple):
     superseded: list[str]
 
 
+SLOW = frozenset({"Latency", "Drip"})
+"""Faults whose answer is right, and paid for."""
+
+
 class Generation(NamedTuple):
     """What an engine was asked, and what it made of it; `ended` None: it never came to an end."""
 
@@ -53,9 +57,14 @@ class Generation(NamedTuple):
     aborted: bool
 
     @property
+    def spoilt(self) -> bool:
+        """A fault was asked for that leaves no answer to use."""
+        return self.fault is not None and self.fault not in SLOW
+
+    @property
     def gave_nothing(self) -> bool:
         """Nobody can have got an answer of it."""
-        return self.ended is None or self.aborted or self.fault is not None
+        return self.ended is None or self.aborted or self.spoilt
 
 
 class Event(NamedTuple):
@@ -75,5 +84,7 @@ class Evidence(NamedTuple):
     shards: list[Shard]
     damaged: list[str]
     generations: list[Generation]
+    torn: int
+    """Lines of the engines' logs that cannot be read."""
     commits: list[Commit]
     events: list[Event]

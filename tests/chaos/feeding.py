@@ -8,6 +8,7 @@ import random
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -19,7 +20,11 @@ class Feeding:
         self._pushed, self._url = folder / "pushed.jsonl", f"{url}/v1/prompts?source=pushed"
         self._seed = seed
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=feed, daemon=True) for feed in (self._append, self._push)]
+        self.failed: list[str] = []
+        """Why one of them ended before."""
+        self._threads = [
+            threading.Thread(target=self._keep_going, args=(feed,), daemon=True) for feed in (self._append, self._push)
+        ]
 
     @property
     def files(self) -> list[Path]:
@@ -40,6 +45,12 @@ class Feeding:
     def stop(self) -> None:
         """Come to an end: a push that has begun is sent until it is answered."""
         self._stop.set()
+
+    def _keep_going(self, feed: Callable[[], None]) -> None:
+        try:
+            feed()
+        except Exception as error:  # an answer that ingest must not give
+            self.failed.append(f"feeding ended: {error!r}")
 
     def _push(self) -> None:
         """Batches over HTTP for as long as it goes; each is sent until it is answered for good."""

@@ -20,8 +20,11 @@ from pathlib import Path
 
 from tests.chaos import evidence
 from tests.chaos.checker import judge
-from tests.chaos.schedule import Fault, schedule
+from tests.chaos.schedule import FAILPOINTS, Fault, schedule
 from tests.chaos.world import DATASET, World
+
+_ARMED = 5
+"""Failpoints of a service: at least one strikes. Others die of something else first, or with the run."""
 
 
 def main() -> int:
@@ -74,7 +77,17 @@ def _run(world: World, faults: list[Fault], settle: float) -> list[str]:
     kinds.update({f"died at {place}": count for place, count in world.struck.items()})
     for name, count in [*sorted(kinds.items()), *verdict.counts.items()]:
         print(f"{count:8} {name}")
-    return [*verdict.problems, *world.unexpected]
+    return [*verdict.problems, *world.unexpected, *world.feeding.failed, *_never_struck(faults, world.struck)]
+
+
+def _never_struck(faults: list[Fault], struck: Counter[str]) -> list[str]:
+    """Services that were to die at a place again and again, and never did: their places do not work."""
+    armed = Counter(fault.target.partition("-")[0] for fault in faults if fault.kind == "failpoint")
+    return [
+        f"{service} was to die at a place {count} times and never did"
+        for service, count in armed.items()
+        if count >= _ARMED and not any(struck[place] for place in FAILPOINTS[service])
+    ]
 
 
 if __name__ == "__main__":

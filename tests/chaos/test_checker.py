@@ -39,17 +39,18 @@ def row(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def good() -> Evidence:
-    """Six prompts: five rows in two shards, one failure; each generated and committed in time."""
-    numbers = range(6)
+    """Five prompts, five rows in two shards; each generated and committed in time."""
+    numbers = range(5)
     return Evidence(
         lines=[f"line {number}" for number in numbers],
         prompts=[Prompt(f"id{number}", (1, number), 0, number, f"line {number}") for number in numbers],
         shards=[
             Shard("partition=00000/00000000000000000000.parquet", 0, 0, 3, [row(0), row(1), row(2)], [], []),
-            Shard("partition=00000/00000000000000000003.parquet", 0, 3, 6, [row(3), row(4)], [("id5", "nan")], []),
+            Shard("partition=00000/00000000000000000003.parquet", 0, 3, 5, [row(3), row(4)], [], []),
         ],
         damaged=[],
         generations=[generation(number) for number in numbers],
+        torn=0,
         commits=[Commit(number + 1.0, 0, number + 1, number + 1, frozenset()) for number in numbers],
         events=[],
     )
@@ -70,7 +71,7 @@ def repeated(evidence: Evidence, again: float, *events: Event, **before: Any) ->
 def test_nothing_is_wrong_with_what_is_right(good: Evidence) -> None:
     verdict = judge(good)
     assert verdict.problems == []
-    assert (verdict.counts["rows"], verdict.counts["failures"], verdict.counts["generations"]) == (5, 1, 6)
+    assert (verdict.counts["rows"], verdict.counts["failures"], verdict.counts["generations"]) == (5, 0, 5)
 
 
 PLANTED: dict[str, tuple[Callable[[Evidence], Evidence], str]] = {
@@ -84,7 +85,10 @@ PLANTED: dict[str, tuple[Callable[[Evidence], Evidence], str]] = {
     "a lost row": (
         lambda e: e._replace(shards=[e.shards[0]._replace(rows=e.shards[0].rows[:2]), e.shards[1]]), "id2 was lost",
     ),
-    "a lost failure": (lambda e: e._replace(shards=[e.shards[0], e.shards[1]._replace(failures=[])]), "id5 was lost"),
+    "a prompt given up": (
+        lambda e: e._replace(shards=[e.shards[0], e.shards[1]._replace(rows=[row(3)], failures=[("id4", "nan")])]),
+        "id4 was given up: nan",
+    ),
     "a row twice": (
         lambda e: e._replace(shards=[e.shards[0], e.shards[1]._replace(rows=[row(0) | {"kafka_offset": 4}])]),
         "id0 is in 2 rows",
@@ -93,7 +97,7 @@ PLANTED: dict[str, tuple[Callable[[Evidence], Evidence], str]] = {
         lambda e: e._replace(prompts=e.prompts[1:], lines=e.lines[1:]), "id0 is in the dataset, but was never asked",
     ),
     "a failure beside its row": (
-        lambda e: e._replace(shards=[e.shards[0], e.shards[1]._replace(failures=[("id5", "nan"), ("id0", "nan")])]),
+        lambda e: e._replace(shards=[e.shards[0], e.shards[1]._replace(failures=[("id0", "nan")])]),
         "id0 is a row and a failure, but not marked superseded",
     ),
     "a hole in a chain": (
@@ -125,6 +129,14 @@ PLANTED: dict[str, tuple[Callable[[Evidence], Evidence], str]] = {
     "paid for again although nothing happened": (
         lambda e: repeated(e, 0.8), "id0 was paid for again without a reason",
     ),
+    "paid for again after a slow answer that was committed": (
+        lambda e: repeated(e, 30.0, Event("kill", "generate-0", 29.0, 29.0), fault="Latency"),
+        "id0 was paid for again without a reason",
+    ),
+    "asked twice at once under one name": (
+        lambda e: e._replace(generations=[*e.generations, e.generations[4]]), "engines were asked 2 times as rid4",
+    ),
+    "a log that cannot be read": (lambda e: e._replace(torn=1), "1 lines of engines' logs are not readable"),
     "more than faults explain": (
         lambda e: e._replace(generations=[generation(0, 0.01 * n, f"-{n}", fault=None) for n in range(40)]),
         "more than the",
@@ -167,6 +179,16 @@ def test_a_torn_shard_is_found_on_disk(tmp_path: Path) -> None:
     (folder / f"{1:020d}.parquet").write_bytes(whole[:-20])
     shards, damaged = evidence.read_shards(tmp_path)
     assert (len(shards), len(damaged)) == (1, 1)
+
+
+def test_a_request_that_came_twice_is_two_generations(tmp_path: Path) -> None:
+    log = tmp_path / "engine.jsonl"
+    start = {"at": 1.0, "type": "Started", "rid": "a", "input_ids": [1], "fault": None}
+    end = {"at": 2.0, "type": "Ended", "rid": "a", "output_ids": [7, 2], "finish_reason": {"type": "stop"}}
+    log.write_text("\n".join(["", json.dumps(start), json.dumps(end), '{"at": 3.', "", json.dumps(start)]))
+    made, torn = evidence.read_generations([log])
+    assert [(each.rid, each.ended, each.output_ids) for each in made] == [("a", 2.0, (7, 2)), ("a", None, ())]
+    assert torn == 1
 
 
 async def test_it_reads_prompts_and_commits_off_a_real_kafka(kafka: Kafka) -> None:

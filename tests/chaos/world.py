@@ -181,14 +181,17 @@ class World:
         for process in services:
             process.signal(signal.SIGCONT)
             process.signal(signal.SIGTERM)
+        deadline = time.monotonic() + 60
         for process in services:
-            process.child.wait_or_kill(time.monotonic() + 60)
+            process.child.wait_or_kill(deadline)
             self._judge_end(process)
+            if process.child.status == -signal.SIGKILL and not process.failpoint and time.monotonic() >= deadline:
+                self.unexpected.append(f"{process.name} did not end within a minute of SIGTERM")
             self._note(Fault(0.0, "restart", process.name))
             process.start(more=("--until-idle",))
         for process in services:
             process.held_until = math.inf  # it is to end by itself
-        self._wait_while_it_moves(lambda: all(self._ended(process) for process in services), seconds, "not idle")
+        self._wait_while_it_moves(lambda: self._ended(services), seconds, "not idle")
 
     def _wait_while_it_moves(self, done: Callable[[], bool], seconds: float, what: str) -> None:
         """For `seconds` after the last sign of progress, at most _MOST_SECONDS: a slow machine takes its time, and one
@@ -210,11 +213,13 @@ class World:
         logs = sum(log.stat().st_size for log in self.engine_logs if log.exists())
         return logs + sum(1 for _ in self.root.rglob("*.parquet"))
 
-    def _ended(self, process: Process) -> bool:
-        """Whether it has, as it should. Raises AssertionError."""
-        status = process.child.status
-        assert status in (None, 0), f"{process.name} ended with {status}:\n{process.child.tail()}"
-        return process.child.done
+    @staticmethod
+    def _ended(services: list[Process]) -> bool:
+        """Whether they all have, as they should. Raises AssertionError."""
+        for process in services:
+            status = process.child.status
+            assert status in (None, 0), f"{process.name} ended with {status}:\n{process.child.tail()}"
+        return all(process.child.done for process in services)
 
     def _hurt_broker(self, fault: Fault, node: int) -> None:
         self._held[node] = time.monotonic() + fault.seconds

@@ -513,6 +513,8 @@ def main() -> int:
     model = FakeModel(facts, args.output_tokens, args.token_seconds, latency, args.tokenizer)
     with ExitStack() as stack:
         log = None if args.log is None else stack.enter_context(args.log.open("ab", buffering=0))
+        if log is not None and log.tell():
+            log.write(b"\n")  # after a line that a kill has cut short
 
         def record(entry: Started | Ended) -> None:
             if log is not None:
