@@ -96,10 +96,10 @@ def instant(address: str, folder: Path) -> list[Line]:
     return lines
 
 
-def generator_rate(address: str, folder: Path, processes: int = 1) -> tuple[float, float]:
+def generator_rate(address: str, folder: Path, processes: int = 1, partitions: int = PARTITIONS) -> tuple[float, float]:
     """(CPU seconds a record, records a second) of so many processes together, Kafka in to Kafka out."""
     records = INSTANT_RECORDS * processes
-    kafka = asyncio.run(topic_with_prompts(address, records, max(PARTITIONS, processes)))
+    kafka = asyncio.run(topic_with_prompts(address, records, partitions))
     with engine(folder) as url, running(kafka, [url], processes, folder, window=512) as ports:
         wait_for(lambda: so_far(ports)[2] > records * 0.2, 120)
         first = so_far(ports)

@@ -1,8 +1,8 @@
 """The judge: takes the evidence and says what is wrong with it. Imports nothing of the services; pure.
 
 - prompts: every line that was written became one prompt, no record id stands on the topic twice;
-- once: prompts = rows and failures, no id is in two rows, a failure beside a row is marked superseded; no prompt is given
-  up: none of the faults is a reason to;
+- once: prompts = rows and failures, no id is in two rows, a failure beside a row is marked superseded; no prompt is
+  given up, as none of the faults is a reason to;
 - chain: the shards of a partition tile [0, end), and every file that has a shard's name can be read;
 - exact: a row is the prompt on the topic plus what an engine logged for the row's last rid;
 - paid once: a generation is repeated only if the one before gave nothing (and something was done to the system, or a
