@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from hypothesis import settings
 
+from services.kernel import objects
 from services.kernel.kafka import Kafka
 from services.kernel.kafka_settings import KafkaSettings
 from services.local.kafka import LocalKafka
 from services.local.processes import Child, end
+from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tests.support.processes import end_all
 from tests.support.s3 import S3Server, s3_server
 
@@ -65,3 +68,12 @@ def s3(s3_session: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     for name, value in s3_session.environ.items():
         monkeypatch.setenv(name, value)
     return s3_session
+
+
+@pytest.fixture
+def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """Before the S3 server; stores opened now go through it, and wait no longer than a second."""
+    monkeypatch.setattr(objects, "_REQUEST", timedelta(seconds=1))
+    with faulty_s3(s3.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy

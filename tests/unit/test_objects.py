@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import get_args
 
 import pytest
 
-from services.kernel import lifecycle, objects
+from services.kernel import lifecycle
 from services.kernel.errors import Fatal, Retry
 from services.kernel.objects import open_store
 from services.kernel.store import Store, prove
 from services.local.kafka import free_ports
 from services.sink.service import make
-from tests.support.faulty_s3 import Fault, FaultyS3, faulty_s3
+from tests.support.faulty_s3 import Fault, FaultyS3
 from tests.support.processes import tokenhaul
 from tests.support.s3 import BUCKET, S3Server
 from tests.support.stream import eventually, running
 
 FOR_EVER = 1000
 CHANGING = [fault for fault in get_args(Fault) if fault not in ("403", "overwrites")]
-
-
-@pytest.fixture
-def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    """Before the server; stores opened now go through it, and wait no longer than a second."""
-    monkeypatch.setattr(objects, "_REQUEST", timedelta(seconds=1))
-    with faulty_s3(s3.port) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        yield proxy
 
 
 def content(store: Store, key: str) -> bytes:
