@@ -74,7 +74,7 @@ def _run(world: World, faults: list[Fault], settle: float) -> list[str]:
         )  # fmt: skip
     verdict = judge(left)
     kinds = Counter(f"{fault.kind} {fault.target.partition('-')[0]}" for fault in faults)
-    kinds.update({f"died at {place}": count for place, count in world.struck.items()})
+    kinds.update({f"died: {where}": count for where, count in world.struck.items()})
     for name, count in [*sorted(kinds.items()), *verdict.counts.items()]:
         print(f"{count:8} {name}")
     return [*verdict.problems, *world.unexpected, *world.feeding.failed, *_never_struck(faults, world.struck)]
@@ -86,7 +86,7 @@ def _never_struck(faults: list[Fault], struck: Counter[str]) -> list[str]:
     return [
         f"{service} was to die at a place {count} times and never did"
         for service, count in armed.items()
-        if count >= _ARMED and not any(struck[place] for place in FAILPOINTS[service])
+        if count >= _ARMED and not any(struck[f"{service} {place}"] for place in FAILPOINTS[service])
     ]
 
 

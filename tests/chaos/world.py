@@ -47,6 +47,11 @@ class Process:
         """Where it is to die by itself; empty once something else has killed it."""
         self.child = Child(name, command, log, environ)
 
+    @property
+    def service(self) -> str:
+        """Its name without a number."""
+        return self.name.partition("-")[0]
+
     def signal(self, number: signal.Signals) -> None:
         """Send it, if it still runs."""
         if self.child.status is None:
@@ -70,7 +75,7 @@ class World:
         self.processes: dict[str, Process] = {}
         self.journal = folder / "journal.jsonl"
         self.unexpected: list[str] = []
-        self.struck: Counter[str] = Counter()  # failpoints at which a service died
+        self.struck: Counter[str] = Counter()  # "service place" of failpoints at which one died
         (self._ingest_port,) = free_ports(1)
         self.feeding = Feeding(folder, seed, f"http://127.0.0.1:{self._ingest_port}")
         self._numbers = count()
@@ -133,7 +138,7 @@ class World:
                     self._judge_end(process)
                     self._note(Fault(0.0, "ended", process.name))
                     if process.failpoint and process.child.status == -signal.SIGKILL:
-                        self.struck[process.failpoint.partition("=")[0]] += 1
+                        self.struck[f"{process.service} {process.failpoint.partition('=')[0]}"] += 1
                     process.start()
             for node, held_until in self._held.items():
                 if now >= held_until and not self.cluster.runs(node):
