@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import for_code
+from aiokafka.errors import CoordinatorNotAvailableError, for_code
 
 from services.kernel.errors import Fatal
 
@@ -24,8 +24,15 @@ async def partitions_of(admin: AIOKafkaAdminClient, topic: str) -> list[TopicPar
 async def group_offsets(
     admin: AIOKafkaAdminClient, group: str, partitions: Iterable[TopicPartition]
 ) -> dict[int, tuple[int, str]]:
-    """What `group` committed: {partition: (offset, metadata)}; a partition it never committed is left out."""
-    answer = await admin.list_consumer_group_offsets(group, partitions=list(partitions))
+    """What `group` committed: {partition: (offset, metadata)}; a partition it never committed is left out. Raises
+    KafkaError."""
+    asked = list(partitions)
+    answer = await admin.list_consumer_group_offsets(group, partitions=asked)
+    if len(answer) < len(asked):
+        # A broker that is not, or not yet, the group's coordinator says so once for all partitions and names none.
+        # aiokafka does not look at that, and it would pass for a group that never committed anything.
+        await has_members(admin, group)  # says what is wrong, if it still is
+        raise CoordinatorNotAvailableError(f"offsets of {group}")
     return {tp.partition: (value.offset, value.metadata) for tp, value in answer.items() if value.offset >= 0}
 
 
