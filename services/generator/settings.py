@@ -22,6 +22,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             min_length=1,
             description="base URLs of SGLang servers or routers; dns+http://name:port is one for each address of name",
+            extra={"secret_in": "TOKENHAUL_GENERATOR_API_KEY"},
         ),
     ]
     api_key: Annotated[

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import BinaryIO, cast
 
+from services.kernel.masking import masked
 from services.kernel.objects import Found, ObjectStore, open_store
 
-_URL = re.compile(r"((?:s3|gs|az)://[^/@?#\s*]+)/?(.*)", re.DOTALL)
+_URL = re.compile(r"((?:s3|gs|az)://[^/@:?#\s*]+)/?(.*)", re.DOTALL)
 _WILD = re.compile(r"(\*\*/|\*\*|\*|\?)")
 _AS_REGEX = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _BUFFER = 4 * 1024 * 1024
@@ -28,7 +29,7 @@ def is_url(pattern: str) -> bool:
 def check(pattern: str, roots: Sequence[str]) -> None:
     """Raises ValueError for a pattern of no store that is known, or that leaves the roots."""
     if not _URL.fullmatch(pattern):
-        raise ValueError(f"files: {pattern!r} is no s3://bucket/prefix (nor gs://, az://, hf://)")
+        raise ValueError(f"files: {masked(pattern)!r} is no s3://bucket/prefix (nor gs://, az://, hf://)")
     fixed = _WILD.split(pattern)[0]
     if roots and not any(fixed == root.rstrip("/") or fixed.startswith(root.rstrip("/") + "/") for root in roots):
         raise ValueError(f"files: {pattern!r} leaves TOKENHAUL_INGEST_ROOTS, {', '.join(roots)}")

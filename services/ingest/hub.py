@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlencode
 from services.ingest.lines import MAX_BATCH_BYTES, Line, Lines, Mark
 from services.ingest.stored import table_line
 from services.kernel.errors import Fatal, Retry
+from services.kernel.masking import masked
 
 _URL = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:\?(.*))?")
 _KEYS = ("config", "split", "revision")
@@ -48,7 +49,9 @@ def check(pattern: str, roots: Sequence[str]) -> None:
     """Raises ValueError for what names no dataset, or leaves the roots (where hf:// or hf://owner/ may stand)."""
     match = _URL.fullmatch(pattern)
     if not match or not _query(match[2]).keys() <= set(_KEYS):
-        raise ValueError(f"files: {pattern!r} is no hf://owner/name, with ?config=...&split=...&revision=... as needed")
+        raise ValueError(
+            f"files: {masked(pattern)!r} is no hf://owner/name, with ?config=...&split=...&revision=... as needed"
+        )
     if roots and not any(is_url(root) and pattern.startswith(root) for root in roots):
         raise ValueError(f"files: {pattern!r} leaves TOKENHAUL_INGEST_ROOTS, {', '.join(roots)}")
 

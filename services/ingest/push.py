@@ -22,6 +22,7 @@ from services.ingest.intake import Result
 from services.ingest.lines import MAX_LINE_BYTES, Line, Mark, as_line, next_line
 from services.ingest.stored import Broken
 from services.kernel.errors import Fatal, SettingsError, TokenhaulError
+from services.kernel.masking import masked
 from services.kernel.retry import Backoff
 
 _LINES, _BYTES = 2000, 8 * 1024 * 1024  # of a request
@@ -44,6 +45,11 @@ def command(arguments: argparse.Namespace) -> int:
     token = os.environ.get("TOKENHAUL_INGEST_HTTP_TOKEN", "").strip()
     counts: Counter[str] = Counter()
     try:
+        if masked(arguments.url) != arguments.url:
+            raise SettingsError(
+                f"--url {masked(arguments.url)} has a user or a password in it: the token goes into "
+                "TOKENHAUL_INGEST_HTTP_TOKEN"
+            )
         for file in arguments.files:
             if file != "-" and not (Path(file).is_file() and places.kind_of(file)):
                 raise SettingsError(f"{file} is no file that ends in {places.KINDS}")

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from services.kernel.errors import SettingsError
+from services.kernel.masking import masked
 from services.kernel.settings import Secret, Settings
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -49,7 +50,11 @@ class IngestSettings(Settings, frozen=True, kw_only=True):
         list[int], Meta(description="ids that end an answer, beside the end ids of the model's own files")
     ] = msgspec.field(default_factory=list)
     engine: Annotated[
-        str, Meta(description="base URL of an engine whose /v1/tokenize must agree with the tokenizer before it starts")
+        str,
+        Meta(
+            description="base URL of an engine whose /v1/tokenize must agree with the tokenizer before it starts",
+            extra={"secret_in": "TOKENHAUL_INGEST_ENGINE_API_KEY"},
+        ),
     ] = ""
     engine_api_key: Annotated[Secret, Meta(description="its --api-key; sent as a bearer token, shown nowhere")] = (
         Secret()
@@ -67,7 +72,10 @@ class IngestSettings(Settings, frozen=True, kw_only=True):
     ] = 512
     roots: Annotated[
         list[str],
-        Meta(description="directories (and s3:// prefixes) that sources must stay in, links followed; empty: any"),
+        Meta(
+            description="directories (and s3:// prefixes) that sources must stay in, links followed; empty: any",
+            extra={"secret_in": "AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY"},
+        ),
     ] = msgspec.field(default_factory=list)
     backlog: Annotated[
         int, Meta(ge=0, description="reading pauses while so many prompts wait for the generators; 0: never")
@@ -100,7 +108,9 @@ def check(settings: IngestSettings) -> None:
 def _check_hub_id(settings: IngestSettings) -> None:
     variable = "TOKENHAUL_INGEST_TOKENIZER"
     if not _HUB_ID.fullmatch(settings.tokenizer):
-        raise SettingsError(f"{variable}={settings.tokenizer!r} is no directory, and no id of a model on the hub")
+        raise SettingsError(
+            f"{variable}={masked(settings.tokenizer)!r} is no directory, and no id of a model on the hub"
+        )
     if not settings.tokenizer_revision:
         raise SettingsError(
             f"{variable}={settings.tokenizer!r} is no directory; to take it from the hub, set {variable}_REVISION to "

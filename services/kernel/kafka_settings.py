@@ -17,7 +17,11 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
 
     bootstrap: Annotated[
         list[Annotated[str, Meta(pattern=r"^[^\s/]+:\d{1,5}$")]],
-        Meta(min_length=1, description="brokers to start from, as host:port"),
+        Meta(
+            min_length=1,
+            description="brokers to start from, as host:port",
+            extra={"secret_in": "TOKENHAUL_KAFKA_SASL_USERNAME with TOKENHAUL_KAFKA_SASL_PASSWORD"},
+        ),
     ]
     prefix: Annotated[
         str, Meta(pattern=r"^[a-zA-Z0-9._-]+$", description="what the names of topics and groups begin with")

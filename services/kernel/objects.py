@@ -23,15 +23,17 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from services.kernel import failpoints
 from services.kernel.errors import Fatal, Refused, Retry
+from services.kernel.masking import masked
 from services.kernel.store import Data, LocalStore, Store
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
     from obstore.store import ClientConfig, RetryConfig
 
-_URL = re.compile(r"(s3|gs|az)://[^/@?#\s]+(/[^?#\s]*)?")
+_URL = re.compile(r"(s3|gs|az)://[^/@:?#\s]+(/[^?#\s]*)?")
 _CONNECT, _REQUEST = timedelta(seconds=5), timedelta(minutes=5)  # 256 MiB at 1 MiB/s; nothing waits for ever
 _RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+_CREDENTIALS = "credentials have variables of their own, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the like"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 
 _Client = S3Store | GCSStore | AzureStore
@@ -44,9 +46,12 @@ def open_store(root: str) -> Store:
         return LocalStore(Path(root))
     if not (match := _URL.fullmatch(root)):
         raise Fatal(
-            f"{root!r} is neither a directory nor s3://bucket/prefix, gs://bucket/prefix or az://container/prefix "
-            "(credentials come from the environment)"
+            f"{masked(root)!r} is neither a directory nor s3://bucket/prefix, gs://bucket/prefix or "
+            f"az://container/prefix ({_CREDENTIALS})"
         )
+    for name in _ENDPOINTS:
+        if (endpoint := os.environ.get(name, "")) != masked(endpoint):
+            raise Fatal(f"{name}={masked(endpoint)!r} has a user or a password in it: {_CREDENTIALS}")
     # Whoever names an endpoint with http:// means it; the clients ask to be told twice.
     plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
     options: ClientConfig = {"connect_timeout": _CONNECT, "timeout": _REQUEST, "allow_http": plain}

@@ -2,7 +2,8 @@
 
 A room declares a frozen Struct with a `PREFIX`; a field `window` under the prefix TOKENHAUL_GENERATOR_ is the variable
 TOKENHAUL_GENERATOR_WINDOW. Bounds and descriptions stand in `Annotated[..., msgspec.Meta(...)]`, from which
-the messages and the README's table are made.
+the messages and the README's table are made. A URL that needs a secret names in `extra={"secret_in": ...}` the variable
+that takes it: one with a user or a password inside is refused, whatever its pattern.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 import msgspec
 
 from services.kernel.errors import SettingsError
+from services.kernel.masking import masked
 
 # Kubernetes puts variables of this form into every pod for a Service called tokenhaul-...
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP).*)?)$")
@@ -64,11 +66,15 @@ def load(cls: type[S], environ: Mapping[str, str]) -> S:
     for name, hint in _hints(cls).items():
         variable = cls.PREFIX + name.upper()
         text = environ.get(variable, "").strip()
-        if text:
+        if text and masked(text) != text and (place := _secret_in(hint)):
+            problems.append(
+                f"{variable}={masked(text)!r} has a user or a password in it: {place} is the place for them"
+            )
+        elif text:
             try:
                 values[name] = _parse(text, hint)
             except msgspec.ValidationError:
-                problems.append(f"{variable}={text!r} is not allowed: it takes {_allowed(hint)}")
+                problems.append(f"{variable}={masked(text)!r} is not allowed: it takes {_allowed(hint)}")
     missing = [setting for setting in describe(cls) if setting.default is None]
     problems += [
         f"{setting.variable} is not set: {setting.description} (takes {setting.allowed})"
@@ -143,6 +149,11 @@ def _bare(hint: Any) -> Any:
 
 def _meta(hint: Any) -> msgspec.Meta:
     return next((extra for extra in get_args(hint)[1:] if isinstance(extra, msgspec.Meta)), msgspec.Meta())
+
+
+def _secret_in(hint: Any) -> str:
+    """The variable for what would be a secret in this one; empty where no URL is expected."""
+    return str((_meta(hint).extra or {}).get("secret_in", ""))
 
 
 def _allowed(hint: Any) -> str:

@@ -25,6 +25,7 @@ from services.generator.settings import BUDGETS, GeneratorSettings
 from services.ingest import oneoff
 from services.kernel import logs
 from services.kernel.errors import SettingsError, TokenhaulError
+from services.kernel.masking import masked
 from services.kernel.settings import add_options, given_options, load
 from services.local import pipeline, report
 from services.local.pipeline import Plan
@@ -128,7 +129,8 @@ def _plan(arguments: argparse.Namespace, sources: Sources) -> Iterator[Plan]:
             load(GeneratorSettings, {"TOKENHAUL_GENERATOR_ENGINES": engine})
         except SettingsError as error:
             raise SettingsError(
-                f"--engine {engine!r} is no base URL of an SGLang server, as http://host:port"
+                f"--engine {masked(engine)!r} is no base URL of an SGLang server, as http://host:port "
+                "(a key goes into TOKENHAUL_GENERATOR_API_KEY)"
             ) from error
     tokenizer = (arguments.tokenizer or LOCAL_TOKENIZER).resolve()
     for name in ("config.json", "tokenizer_config.json"):

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.kernel.errors import SettingsError
+from services.kernel.masking import masked
 from services.kernel.settings import Settings, describe, load
 
 
@@ -55,7 +56,7 @@ def settings(known: tuple[type[Settings], ...], environ: Mapping[str, str]) -> l
             found.append(
                 Shown(
                     variable=setting.variable,
-                    value=("***" if secret else text) if text else setting.default,
+                    value=("***" if secret else masked(text)) if text else setting.default,
                     origin=origin,
                     description=setting.description,
                     problem=_problem(cls, setting.variable, text) if text else "",

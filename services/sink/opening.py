@@ -11,6 +11,7 @@ from concurrent.futures import Future
 
 from schemas.control import Dataset
 from services.kernel.errors import Fatal, Refused, Retry, SettingsError
+from services.kernel.masking import masked
 from services.kernel.objects import open_store
 from services.kernel.retry import Backoff
 from services.kernel.store import Store, prove
@@ -26,7 +27,7 @@ async def proven(root: str, metrics: SinkMetrics) -> Store:
         store = open_store(root)
         await _patiently(lambda: _try_out(store), f"the store at {root} gives no answer", metrics)
     except (Fatal, Refused) as error:
-        raise SettingsError(f"TOKENHAUL_SINK_ROOT={root!r} is not usable: {error}") from error
+        raise SettingsError(f"TOKENHAUL_SINK_ROOT={masked(root)!r} is not usable: {error}") from error
     return store
 
 

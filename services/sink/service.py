@@ -18,6 +18,7 @@ from services.kernel import control, topics
 from services.kernel.kafka import Kafka
 from services.kernel.kafka_settings import KafkaSettings
 from services.kernel.lifecycle import Context
+from services.kernel.masking import masked
 from services.kernel.settings import load
 from services.sink.deadletters import DeadLetters
 from services.sink.idle import Upstream
@@ -45,7 +46,7 @@ class Sink:
     async def run(self, context: Context) -> None:
         """Prove the store, connect, then write shards until stopped or until this run is idle."""
         kafka = self._kafka
-        context.health.set_ready(because=f"waiting for the store at {self._settings.root}")
+        context.health.set_ready(because=f"waiting for the store at {masked(self._settings.root)}")
         store = await proven(self._settings.root, self.metrics)
         context.health.set_ready(because=f"waiting for Kafka at {kafka.address}")
         async with AsyncExitStack() as stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,33 @@ def test_a_wrong_one_is_named_and_is_a_status(
     assert problems == {
         "TOKENHAUL_GENERATOR_WINDOW": "TOKENHAUL_GENERATOR_WINDOW='many' is not allowed: it takes an integer >= 0"
     }
+
+
+def test_a_password_in_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, told = config(
+        monkeypatch, capsys,
+        TOKENHAUL_SINK_ROOT="s3://key:hunter2@bucket/x", TOKENHAUL_GENERATOR_ENGINES="http://user:hunter2@host",
+    )  # fmt: skip
+    assert status == 2
+    assert "s3://***@bucket/x" in told
+    assert "hunter2" not in told
+
+
+def test_push_and_run_show_no_password_that_stands_in_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file := tmp_path / "s.jsonl").write_text('{"prompt": "Hi"}')
+    engine = ["--tokenizer", str(tmp_path), "--engine", "http://user:hunter2@host"]
+    for arguments, place in (
+        (
+            ["push", str(file), "--source", "s", "--url", "http://user:hunter2@127.0.0.1:1"],
+            "TOKENHAUL_INGEST_HTTP_TOKEN",
+        ),
+        (["run", str(file), "--max-new-tokens", "8", *engine], "TOKENHAUL_GENERATOR_API_KEY"),
+    ):
+        assert cli.main(arguments) == 2
+        printed = capsys.readouterr().err
+        assert "http://***@" in printed
+        assert place in printed
+        assert "hunter2" not in printed
 
 
 @pytest.mark.parametrize(

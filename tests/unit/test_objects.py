@@ -175,10 +175,28 @@ def start_sink(root: str) -> int:
     return lifecycle.run(make, environ, until_idle=False)
 
 
-@pytest.mark.parametrize("root", ["s3://", "s3:///x", "ftp://host/x", "s3://key:secret@bucket/x", "s3://bucket/x?y=1"])
+@pytest.mark.parametrize("root", ["s3://", "s3:///x", "ftp://host/x", "s3://a:b/x", "s3://bucket/x?y=1"])
 def test_a_root_that_is_none(root: str) -> None:
     with pytest.raises(Fatal, match="is neither a directory nor s3://bucket/prefix"):
         open_store(root)
+
+
+@pytest.mark.parametrize("root", ["s3://key:secret@bucket/x", "s3://key:a/secret@bucket/x", "ftp://secret@bucket/x"])
+def test_a_root_with_a_password_is_refused_without_it(root: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert start_sink(root) == 2
+    printed = capsys.readouterr().err
+    assert f"TOKENHAUL_SINK_ROOT='{root.partition(':')[0]}://***@bucket/x' is not usable" in printed
+    assert "AWS_SECRET_ACCESS_KEY" in printed
+    assert "secret@" not in printed
+
+
+def test_an_endpoint_with_a_password_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://key:secret@host:1")
+    with pytest.raises(
+        Fatal, match=r"AWS_ENDPOINT_URL='http://\*\*\*@host:1' has a user or a password in it"
+    ) as refused:
+        open_store("s3://bucket/x")
+    assert "secret@" not in str(refused.value)
 
 
 @pytest.mark.parametrize("root", ["gs://bucket/prefix", "az://container/prefix"])

@@ -7,7 +7,11 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 from msgspec import Meta
 
+from services.generator.settings import GeneratorSettings
+from services.ingest.settings import IngestSettings
 from services.kernel.errors import SettingsError
+from services.kernel.kafka_settings import KafkaSettings
+from services.kernel.masking import masked
 from services.kernel.settings import Settings, describe, load, refuse_unknown
 
 
@@ -53,6 +57,43 @@ def test_all_problems_are_told_at_once() -> None:
         "TOKENHAUL_EXAMPLE_MODE='x'",
         "TOKENHAUL_EXAMPLE_ENGINES",
     ]
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "value", "shown", "place"),
+    [
+        (GeneratorSettings, "ENGINES", "http://user:pw@host", "http://***@host", "TOKENHAUL_GENERATOR_API_KEY"),
+        (
+            GeneratorSettings,
+            "ENGINES",
+            "http://a, dns+http://pw@b:1",
+            "http://a, dns+http://***@b:1",
+            "GENERATOR_API_KEY",
+        ),
+        (GeneratorSettings, "ENGINES", "http://user:p,w@host", "http://***@host", "TOKENHAUL_GENERATOR_API_KEY"),
+        (IngestSettings, "ENGINE", "http://user:pw@host", "http://***@host", "TOKENHAUL_INGEST_ENGINE_API_KEY"),
+        (IngestSettings, "ROOTS", "/data,s3://key:p/w@bucket/x", "/data,s3://***@bucket/x", "AWS_SECRET_ACCESS_KEY"),
+        (KafkaSettings, "BOOTSTRAP", "user:pw@host:9092", "***@host:9092", "TOKENHAUL_KAFKA_SASL_PASSWORD"),
+    ],
+)
+def test_a_url_with_a_password_is_refused_without_it(
+    cls: type[Settings], name: str, value: str, shown: str, place: str
+) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(cls, {cls.PREFIX + name: value})
+    told = next(line for line in str(refused.value).splitlines() if f"{cls.PREFIX}{name}=" in line)
+    assert told.startswith(f"{cls.PREFIX}{name}={shown!r} has a user or a password in it: ")
+    assert place in told
+
+
+def test_any_refused_text_is_shown_without_a_password() -> None:
+    with pytest.raises(SettingsError, match=r"TOKENHAUL_EXAMPLE_WINDOW='http://\*\*\*@host' is not allowed"):
+        load(Example, GOOD | {"TOKENHAUL_EXAMPLE_WINDOW": "http://user:pw@host"})
+
+
+@pytest.mark.parametrize("text", ["http://a:1,http://b:2/x", "s3://bucket/a@b", "/data/a:b@c", "a:1,b:2", "8", "x@y"])
+def test_what_has_no_password_is_shown_as_it_is(text: str) -> None:
+    assert masked(text) == text
 
 
 def test_a_misspelt_variable_is_refused_but_not_what_kubernetes_adds() -> None:
