@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -26,6 +27,7 @@ from services.kernel.errors import Fatal, Retry
 MAX_LINES = 100_000
 _SILENCE_SECONDS = 60.0
 _RETRY_SECONDS = 5
+_LENGTH = re.compile("[0-9]{1,18}")  # int() would take more: signs, underscores, thousands of digits not
 _BOM = b"\xef\xbb\xbf"
 _encode = msgspec.json.Encoder().encode
 _Record = tuple[int, bytes, bool]
@@ -79,7 +81,10 @@ class PromptsApi:
             return _error(404, f"?source=NAME must name a source declared with `http: true`; there are: {names}")
         if request.headers.get("content-encoding", "identity") != "identity":
             return _error(415, "the body must not be compressed")
-        if int(request.headers.get("content-length") or 0) > self._most:
+        length = request.headers.get("content-length", "0")
+        if not _LENGTH.fullmatch(length):
+            return _error(400, "content-length must be the number of the body's bytes")
+        if int(length) > self._most:
             return _error(413, f"a body may have {self._most} bytes: send less at once")
         if self._full():
             return _later(429, "the generators have enough to do for now")

@@ -210,6 +210,54 @@ def test_a_request_with_anything_in_its_head_is_refused_by_name(query: str, name
     assert "token" not in answer.text.replace("a bearer token is needed", "")
 
 
+_text = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=20)
+_length = st.integers(-(2**70), 2**70).map(str) | st.sampled_from(
+    ["", "+1", "1_0", " 2", "2,2", "0x2", "\xb2", "9" * 5000]
+)
+_HEADERS = {
+    "Content-Length": _length | _text,
+    "Content-Type": st.sampled_from(["application/json", "multipart/form-data; boundary=x"]) | _text,
+    "Content-Encoding": st.sampled_from(["gzip", "identity", "br, gzip"]) | _text,
+    "Transfer-Encoding": st.just("chunked") | _text,
+}
+
+
+@given(
+    query=st.just("?source=web") | st.text(max_size=20).map(lambda text: "?" + quote(text, safe="=&%+")),
+    headers=st.fixed_dictionaries({}, optional=_HEADERS),
+    body=st.lists(_line, max_size=6).map(b"\n".join) | st.binary(max_size=60),
+)
+@hypothesis_settings(max_examples=300, deadline=None)
+def test_whoever_has_the_token_is_answered_whatever_is_sent(query: str, headers: dict[str, str], body: bytes) -> None:
+    async def ask() -> tuple[httpx.Response, Desk]:
+        desk = Desk(settings(http_token=Secret("token")))
+        raw = [(b"Authorization", b"Bearer token")]
+        raw += [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        publishing = asyncio.create_task(desk.publish())
+        answer = await desk.client.post("/v1/prompts" + query, content=body, headers=raw)
+        publishing.cancel()
+        return answer, desk
+
+    answer, desk = asyncio.run(ask())
+    answers = [msgspec.json.decode(line) for line in answer.content.splitlines()]
+    assert answer.status_code in (200, 400, 404, 413, 415)
+    assert not desk.failures
+    if answer.status_code == 200:
+        assert all(result["status"] in ("published", "refused") for result in answers)
+    else:
+        assert answers[0]["error"]
+        assert not desk.transactions
+
+
+@pytest.mark.parametrize("length", ["many", "", "-1", "1_0", "\xb2", "9" * 5000])
+async def test_a_length_that_is_none_is_refused(length: str) -> None:
+    answer = await Desk(settings()).client.post(
+        "/v1/prompts?source=web", content=b"1\n", headers=[(b"Content-Length", length.encode("latin-1"))]
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "content-length must be the number of the body's bytes"
+
+
 async def test_a_body_too_large_is_not_taken_and_one_without_a_length_not_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
