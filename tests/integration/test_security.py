@@ -12,12 +12,14 @@ import pytest
 import trustme
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from prometheus_client import generate_latest
 
 from schemas.sequences import Sequence
 from services.generator import service
 from services.kernel.errors import SettingsError
 from services.kernel.kafka import Kafka
 from services.kernel.kafka_settings import KafkaSettings
+from services.kernel.security import connection, why_refused
 from services.kernel.settings import load
 from services.local.kafka import free_ports
 from services.local.run import LOCAL_TOKENIZER
@@ -110,6 +112,30 @@ def test_a_service_says_what_the_broker_objects_to_and_shows_no_password_on_any_
     assert KEY not in output
 
 
+async def test_a_certificate_for_another_host_is_refused_and_said(tmp_path: Path) -> None:
+    """Whatever listens there, nothing is sent to it: the handshake is all it sees."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("broker.example").configure_cert(context)
+    met: list[bytes] = []
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met.append(await reader.read(1))
+        writer.close()
+
+    async with await asyncio.start_server(meet, "127.0.0.1", 0, ssl=context) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        given = load(
+            KafkaSettings,
+            {f"{KAFKA}BOOTSTRAP": address, f"{KAFKA}SECURITY_PROTOCOL": "SSL",
+             f"{KAFKA}SSL_CA_FILE": str(tmp_path / "ca.pem")},
+        )  # fmt: skip
+        told = await why_refused({"bootstrap_servers": [address], **connection(given)})
+    assert told == "TLS: IP address mismatch, certificate is not valid for '127.0.0.1'."
+    assert not any(met)
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -163,11 +189,16 @@ async def test_an_engine_behind_tls_and_a_key(kafka: Kafka, tmp_path: Path, capl
             "TOKENHAUL_GENERATOR_ENGINES": f"https://127.0.0.1:{port}",
             "TOKENHAUL_GENERATOR_CA_FILE": str(tmp_path / "ca.pem"),
         }
+        caplog.set_level("DEBUG")
         async with running(service.make(environ), "run"):
             await eventually(lambda: "answered 401: is TOKENHAUL_GENERATOR_API_KEY right?" in caplog.text)
             assert not engine.started, "it got in without the key"
-        async with running(service.make(environ | {"TOKENHAUL_GENERATOR_API_KEY": KEY}), "run") as (_, task):
+        generator = service.make(environ | {"TOKENHAUL_GENERATOR_API_KEY": KEY})
+        async with running(generator, "run") as (_, task):
             await asyncio.wait_for(task, 90)
+    assert "is ready" in caplog.text
+    assert KEY not in caplog.text + "".join(str(vars(record)) for record in caplog.records)
+    assert KEY not in generate_latest(generator.metrics.registry).decode()
     outcomes = await read_outcomes(kafka)
     assert len(outcomes) == 20
     assert all(isinstance(outcome, Sequence) for outcome in outcomes)

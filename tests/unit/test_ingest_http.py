@@ -16,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from services.ingest import http as api
-from services.ingest.http import PromptsApi
+from services.ingest.http import PromptsApi, served
 from services.ingest.intake import FILE, Intake, Part
 from services.ingest.lines import MAX_LINE_BYTES, Mark
 from services.ingest.prompts import Letter, Made, Ready
@@ -25,6 +25,7 @@ from services.ingest.settings import IngestSettings, check
 from services.ingest.sources import Sample, Source
 from services.kernel.errors import Fatal, SettingsError, TokenhaulError
 from services.kernel.settings import Secret
+from services.local.kafka import free_ports
 from tests.support.ingest import SMOLLM2
 
 
@@ -105,6 +106,21 @@ async def test_a_line_too_long_is_refused_and_the_next_one_is_not(length: int) -
     first, second = results
     assert first["status"] == ("refused" if length > MAX_LINE_BYTES else "published")  # type: ignore[index]
     assert second == {"line": 2, "status": "published", "ids": [f"{7:032x}"]}
+
+
+async def test_the_token_is_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    given = settings(http_token=Secret(token := "a-token-nobody-may-see"))
+    app, answers = PromptsApi(given, Desk(given).intake, lambda: True).app, list[str]()
+    address = msgspec.structs.replace(given, http_port=free_ports(1)[0])
+    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{address.http_port}")
+    async with served(app, address), client:
+        for how in (f"Bearer {token}", f"Bearer {token}x", f"Basic {token}"):
+            answer = await client.post("/v1/prompts?source=web", content=b"1", headers={"Authorization": how})
+            answers.append(f"{answer.status_code} {answer.text} {answer.headers}")
+    assert [answer[:3] for answer in answers] == ["429", "401", "401"]
+    logged = caplog.text + "".join(str(vars(record)) for record in caplog.records)
+    assert token not in "".join([logged, *answers, repr(given)])
 
 
 async def test_requests_share_a_transaction() -> None:

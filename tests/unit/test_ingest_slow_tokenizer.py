@@ -16,11 +16,13 @@ import pytest
 from schemas.prompts import Prompt, Reasoning
 from services.ingest import preflight, probes
 from services.ingest.prompts import PromptMaker
+from services.ingest.settings import IngestSettings
 from services.ingest.tokenizer import ChatTokenizer
+from services.ingest.workshop import Workshop
 from services.kernel.codec import Decoder
 from services.kernel.errors import Fatal
-from services.kernel.settings import Secret
-from tests.support.ingest import DATA, chat, lines, maker
+from services.kernel.settings import Secret, load
+from tests.support.ingest import DATA, DAY, chat, lines, maker
 from tests.support.processes import alive, wait_for
 
 SLOW = DATA / "tokenizers" / "slow-kimi"
@@ -134,6 +136,19 @@ def test_its_code_is_part_of_the_fingerprint(slow: ChatTokenizer, tmp_path: Path
     with (copy / "tokenization_slow.py").open("a") as code:
         code.write("# changed\n")
     assert ChatTokenizer(copy, trust_remote_code=True).fingerprint({}) != slow.fingerprint({})
+
+
+def test_its_code_is_not_run_unless_a_setting_says_so(tmp_path: Path) -> None:
+    """By the settings as they are read: nothing is set beside the tokenizer."""
+    copy, ran = shutil.copytree(SLOW, tmp_path / "with code"), tmp_path / "ran"
+    with (copy / "tokenization_slow.py").open("a") as code:
+        code.write(f"open({str(ran)!r}, 'w').close()\n")
+    environ = {"TOKENHAUL_INGEST_SOURCES_FILE": "none.yaml", "TOKENHAUL_INGEST_TOKENIZER": str(copy)}
+    with pytest.raises(Fatal, match="set TOKENHAUL_INGEST_TRUST_REMOTE_CODE=true to run it"):
+        Workshop(load(IngestSettings, environ), "m", DAY)
+    assert not ran.exists()
+    Workshop(load(IngestSettings, environ | {"TOKENHAUL_INGEST_TRUST_REMOTE_CODE": "true"}), "m", DAY)
+    assert ran.exists()
 
 
 @pytest.mark.parametrize(
