@@ -6,17 +6,15 @@ and the hashes of both ends; one that changes is another file and read from its 
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import ijson
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 import zstandard
 
 from services.ingest.lines import (
@@ -30,12 +28,15 @@ from services.ingest.lines import (
     next_line,
     size_of,
 )
+from services.ingest.tables import Table
 from services.ingest.unpack import unpacked
 
 Shape = Literal["jsonl", "json", "parquet"]
 Packing = Literal["", "gz", "zst"]
-_ROWS_AT_ONCE = 256
 _MAX_DEPTH = 200
+_PIECE = 1024 * 1024
+_UNPACKED_BYTES = 256 * 1024 * 1024  # that any packed Parquet file may have on disk; a larger one ...
+_MOST_PACKED = 100  # ... so many times its size: it is packed inside already
 _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode
 
 
@@ -145,19 +146,15 @@ class Stored:
     def _parquet(self, content: BinaryIO, start: int) -> Iterator[Line]:
         with tempfile.TemporaryFile() as whole:
             if self._packing:  # it is read from its end
-                shutil.copyfileobj(content, whole, 1024 * 1024)
-            file = pq.ParquetFile(whole if self._packing else content)
-            self.rows = file.metadata.num_rows
-            row = 0
-            for group in range(file.num_row_groups):
-                if row + file.metadata.row_group(group).num_rows <= start:
-                    row += file.metadata.row_group(group).num_rows
-                    continue
-                for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group]):
-                    skipped = min(len(batch), max(0, start - row))
-                    for number, record in enumerate(batch.slice(skipped).to_pylist(), row + skipped + 1):
-                        yield table_line(number, record)
-                    row += len(batch)
+                most = max(_UNPACKED_BYTES, _MOST_PACKED * self._size)
+                while piece := content.read(_PIECE):
+                    whole.write(piece)
+                    if whole.tell() > most:
+                        raise ValueError(f"it is a bomb: {self._size} bytes of it stand for more than {most}")
+            table = Table(cast(BinaryIO, whole) if self._packing else content)
+            self.rows = table.rows
+            for number, record in table.read(start):
+                yield table_line(number, record) if record is not None else Line(number, b"", too_long=True)
 
 
 def record_line(row: int, record: object) -> Line:

@@ -11,6 +11,9 @@ import contextlib
 import gzip
 import io
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -21,6 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +41,7 @@ from services.ingest.lines import Mark
 from services.ingest.stored import Broken, Packing, Shape, Stored
 from services.kernel.codec import Decoder
 from services.kernel.errors import Fatal, Reject, Retry, SettingsError
+from services.kernel.settings import Secret
 from services.kernel.watermark import Tracker
 
 GOLDEN = sorted((Path(__file__).parents[2] / "schemas" / "golden").glob("*.bin"))
@@ -188,6 +194,28 @@ async def test_an_answer_without_end_is_cut_off(head: bytes, monkeypatch: pytest
             await client.post(f"{url}/generate", b"{}")
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_takes_the_key_nowhere(status: int) -> None:
+    keys: list[str | None] = []
+
+    async def take(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Authorization"))
+        return web.Response()
+
+    async def send_on(request: web.Request) -> web.Response:
+        return web.Response(status=status, headers={"Location": f"{request.url.origin()}/elsewhere"})
+
+    app = web.Application()
+    app.router.add_route("*", "/elsewhere", take)
+    app.router.add_route("*", "/{asked:generate|health}", send_on)
+    async with TestServer(app) as server, http.HttpClient(api_key=Secret("key")) as client:
+        assert (await client.post(str(server.make_url("/generate")), b"{}")).status == status
+        assert (await client.get(str(server.make_url("/health")))).status == status
+        with pytest.raises((Retry, Reject, Fatal), match=str(status)):
+            await sglang.generate(client, str(server.make_url("")).rstrip("/"), REQUEST, 5.0)
+    assert keys == []
+
+
 SOURCE = {"name": "s", "files": ["*.jsonl"], "max_new_tokens": 8, "sampling": {"temperature": 1.0}, "samples": 2,
           "reasoning": {"open": "<a>", "close": [3]}, "chat_template_kwargs": {"x": 1}, "revision": 1}  # fmt: skip
 
@@ -282,6 +310,82 @@ def test_a_source_of_any_bytes_is_read_or_named(
 def test_an_array_of_lists_in_lists_is_named() -> None:
     read_stored(b"[" * 20_000, "json", "")
     read_stored(b"[" + b"[" * 5000 + b"]" * 5000 + b"]", "json", "")
+
+
+def written(table: pa.Table, folder: Path) -> Path:
+    pq.write_table(table, folder / "bomb.parquet", compression="zstd", dictionary_pagesize_limit=2**30)
+    assert (folder / "bomb.parquet").stat().st_size < MIB
+    return folder / "bomb.parquet"
+
+
+def repeated(value: str, times: int) -> Any:
+    """The same text many times, held once, as it will be in the file."""
+    return pa.DictionaryArray.from_arrays(pa.array([0] * times, pa.int32()), pa.array([value]))
+
+
+def read_apart(file: Path, mib: int) -> list[tuple[int, int, bool]]:
+    """(row, bytes, too long) of what a process of its own reads, which may take `mib` more than it has at first."""
+    code = f"""
+import resource, sys
+from pathlib import Path
+from services.ingest.lines import Mark
+from services.ingest.places import file_input
+import pyarrow.parquet
+with open("/proc/self/statm") as statm:
+    size = int(statm.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + {mib} * 2**20,) * 2)
+stored, mark = file_input(Path(sys.argv[1])), Mark()
+while not mark.complete:
+    taken = stored.read(mark, max_lines=100, take_rest=True)
+    mark = taken.mark
+    for line in taken.lines:
+        print(line.row, len(line.data), int(line.too_long))
+"""
+    environ = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, env=environ, timeout=100
+    )
+    if done.returncode:
+        raise Broken(done.stderr.strip().splitlines()[-1])
+    return [
+        (int(row), int(size), long == "1") for row, size, long in (line.split() for line in done.stdout.splitlines())
+    ]
+
+
+def test_a_small_parquet_file_of_long_texts_is_refused_row_by_row(tmp_path: Path) -> None:
+    file = written(pa.table({"prompt": repeated("x" * 100 * 10**6, 20)}), tmp_path)
+    assert read_apart(file, 1200) == [(row, 0, True) for row in range(1, 21)]
+
+
+def test_a_row_of_a_parquet_file_with_a_text_again_and_again_is_refused_alone(tmp_path: Path) -> None:
+    offsets = pa.array([0, 1, 3001, 3002], pa.int32())
+    turns = pa.StructArray.from_arrays([repeated("x" * MIB, 3002)], ["content"])
+    file = written(pa.table({"messages": pa.ListArray.from_arrays(offsets, turns)}), tmp_path)
+    assert [(row, long) for row, _, long in read_apart(file, 1200)] == [(1, False), (2, True), (3, False)]
+
+
+def test_rows_of_a_parquet_file_that_are_long_but_not_too_long_are_made_few_at_a_time(tmp_path: Path) -> None:
+    file = written(pa.table({"prompt": repeated("x" * 15 * MIB, 200)}), tmp_path)
+    assert read_apart(file, 1200) == [(row, 15 * MIB + len('{"prompt":""}'), False) for row in range(1, 201)]
+
+
+def test_a_row_group_that_is_a_bomb_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.ingest.tables._GROUP_BYTES", 8 * MIB)
+    file = written(pa.table({"prompt": repeated("x" * 12 * MIB, 1)}), tmp_path)
+    with pytest.raises(Broken, match=r"row group 0 is a bomb: a file of \d+ bytes has 1258\d{4} in it"):
+        Stored(lambda: io.BufferedReader(io.BytesIO(file.read_bytes())), "parquet", "").read(Mark(), max_lines=1)
+
+
+@pytest.mark.parametrize("packing", ["gz", "zst"])
+def test_a_packed_parquet_file_that_is_a_bomb_does_not_fill_the_disk(
+    packing: Packing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.ingest.stored._UNPACKED_BYTES", 8 * MIB)
+    data = bytes(16 * MIB)
+    bomb = gzip.compress(data) if packing == "gz" else zstandard.compress(data)
+    stored = Stored(lambda: io.BufferedReader(io.BytesIO(bomb)), "parquet", packing)
+    with pytest.raises(Broken, match=f"it is a bomb: {len(bomb)} bytes of it stand for more than {8 * MIB}"):
+        stored.read(Mark(), max_lines=1)
 
 
 @pytest.mark.parametrize("packing", ["gz", "zst"])
