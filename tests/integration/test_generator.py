@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
-import msgspec
 import pytest
 
 from schemas import ids
@@ -24,6 +23,7 @@ from services.kernel.kafka import Kafka
 from services.kernel.logs import JsonFormatter
 from services.kernel.watermark import Tracker
 from tests.support import fake_engine as fake
+from tests.support.cluster import tool
 from tests.support.fake_engine import FACTS, FakeEngine, FakeModel, expected_output
 from tests.support.stream import (
     PARTITIONS,
@@ -246,14 +246,23 @@ async def _answered(kafka: Kafka, prompts: list[Prompt]) -> bool:
     return {outcome.record_id for outcome in await read_outcomes(kafka)} == {prompt.id for prompt in prompts}
 
 
-async def test_a_group_that_lost_its_offsets_does_not_pay_again_by_itself(kafka: Kafka, engine: FakeEngine) -> None:
-    await generate_all(kafka, engine, [make_prompt(number) for number in range(12)])
-    lost = make_generator(kafka, engine)
-    lost._kafka.topics = msgspec.structs.replace(lost._kafka.topics, generator_group="another")
-    async with running(lost) as (_, task):
-        with pytest.raises(Fatal, match=r"has no offset for partition .* TOKENHAUL_GENERATOR_FROM_START=true"):
-            await asyncio.wait_for(task, 30)
-    assert len(engine.started) == 12
+@pytest.mark.parametrize("lost", ["the group", "one partition"])
+async def test_a_group_that_lost_its_offsets_does_not_pay_again_by_itself(
+    lost: str, kafka: Kafka, engine: FakeEngine
+) -> None:
+    prompts = [make_prompt(number) for number in range(24)]
+    await generate_all(kafka, engine, prompts)
+    what = ["--delete", "--group", kafka.topics.generator_group]
+    if lost == "one partition":
+        what = ["--delete-offsets", *what[1:], "--topic", f"{kafka.topics.prompts}:1"]
+    await asyncio.to_thread(tool, kafka.settings.bootstrap, "consumer.group.ConsumerGroupCommand", *what)
+    assert sorted(await committed(kafka)) == ([0, 2] if lost == "one partition" else [])
+    async with running(make_generator(kafka, engine)) as (_, task):
+        with pytest.raises(
+            Fatal, match=r"has no offset for partition [01].*offsets were lost.* TOKENHAUL_GENERATOR_FROM_START=true"
+        ):
+            await asyncio.wait_for(task, 60)
+    assert asked(engine) == Counter(tuple(prompt.prompt_ids) for prompt in prompts)
 
 
 async def test_a_failure_is_logged_with_the_place_of_its_prompt(kafka: Kafka, engine: FakeEngine) -> None:

@@ -136,15 +136,7 @@ class Cluster:
 
     def tool(self, name: str, *arguments: str) -> str:
         """Run one of Kafka's command-line tools against the cluster; its output."""
-        result = subprocess.run(self._tool(name, *arguments), capture_output=True, text=True, check=False, timeout=120)
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
-
-    def _tool(self, name: str, *arguments: str) -> list[str]:
-        return [
-            "java", "-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", f"{jars()}/*",
-            f"org.apache.kafka.tools.{name}", "--bootstrap-server", ",".join(self.bootstrap), *arguments,
-        ]  # fmt: skip
+        return tool(self.bootstrap, name, *arguments)
 
     def move(self, assignment: Mapping[tuple[str, int], list[int]]) -> None:
         """Give partitions other replicas (the first of them the preferred leader); returns when Kafka took it on."""
@@ -162,7 +154,9 @@ class Cluster:
         self._tools.append(
             Child(
                 "elect",
-                self._tool("LeaderElectionCommand", "--election-type", "PREFERRED", "--all-topic-partitions"),
+                _tool(
+                    self.bootstrap, "LeaderElectionCommand", "--election-type", "PREFERRED", "--all-topic-partitions"
+                ),
                 self._folder / "tools.log",
                 os.environ,
             )
@@ -236,6 +230,22 @@ class Cluster:
                 "listener.name.client.scram-sha-512.sasl.jaas.config": f"{_SCRAM} required;",
             }
         return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def tool(bootstrap: list[str], name: str, *arguments: str) -> str:
+    """Run one of Kafka's command-line tools (a class below org.apache.kafka.tools); its output."""
+    result = subprocess.run(
+        _tool(bootstrap, name, *arguments), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def _tool(bootstrap: list[str], name: str, *arguments: str) -> list[str]:
+    return [
+        "java", "-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", f"{jars()}/*",
+        f"org.apache.kafka.tools.{name}", "--bootstrap-server", ",".join(bootstrap), *arguments,
+    ]  # fmt: skip
 
 
 def _write_key_store(issued: trustme.LeafCert, path: Path) -> None:
