@@ -30,7 +30,7 @@ def disarmed() -> Iterator[None]:
     failpoints.arm([])
 
 
-def make_sink(kafka: Kafka, root: Path | str) -> Sink:
+def make_sink(kafka: Kafka, root: Path | str, **settings: str) -> Sink:
     return service.make(
         {
             "TOKENHAUL_KAFKA_BOOTSTRAP": kafka.address,
@@ -39,6 +39,7 @@ def make_sink(kafka: Kafka, root: Path | str) -> Sink:
             "TOKENHAUL_SINK_MAX_ROWS": "10",
             "TOKENHAUL_SINK_MAX_AGE_SECONDS": "0.5",
         }
+        | {f"TOKENHAUL_SINK_{name.upper()}": value for name, value in settings.items()}
     )
 
 

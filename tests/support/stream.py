@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
 from schemas import ids
 from schemas.control import Idle, SourceTotals, idle_key
 from schemas.prompts import Prompt, SourceRef
@@ -45,6 +47,17 @@ def make_prompt(number: int, *, prompt_ids: list[int] | None = None, max_new_tok
 async def create_topics(kafka: Kafka, partitions: int = PARTITIONS) -> None:
     """The topics of a dataset called "test"."""
     await topics.create(kafka, topics.new_dataset("test", MODEL, partitions), replication=1, min_isr=1)
+
+
+async def configure(kafka: Kafka, *names: str, **changes: str) -> None:
+    """Change what Kafka does with these topics, `a_b` for "a.b". It takes a topic's settings as a whole: what is not
+    among `changes` becomes what it must be."""
+    changed = {key.replace("_", "."): value for key, value in changes.items()}
+    required = topics.required(kafka, PARTITIONS)
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, required[name][1] | changed) for name in names]
+    async with kafka.started(kafka.admin) as admin:
+        answers = await kafka.patiently(lambda: admin.alter_configs(resources))
+    assert not [resource for answer in answers for resource in answer.resources if resource[0]]
 
 
 async def publish(kafka: Kafka, prompts: list[Prompt], batch: int = 7, partitions: int = PARTITIONS) -> None:
