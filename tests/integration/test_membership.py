@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 
 from schemas.prompts import Prompt
 from services.generator.service import Generator
 from services.kernel.kafka import Kafka
+from services.kernel.lifecycle import Context
 from services.local.kafka import free_ports
 from tests.integration.test_generator import asked, committed, make_generator
 from tests.support.fake_engine import FACTS, FakeEngine, FakeModel
 from tests.support.processes import kill, tokenhaul
-from tests.support.stream import create_topics, eventually, make_prompt, publish, read_outcomes, running
+from tests.support.stream import (
+    PARTITIONS,
+    create_topics,
+    eventually,
+    make_prompt,
+    publish,
+    read_outcomes,
+    running,
+)
 
 pytestmark = pytest.mark.long
 
 WINDOW = 8
+SMALL = 2
 LATENCY = 0.1
 A_SECOND = WINDOW / LATENCY
 """Generations a member finishes in the second between two commits."""
@@ -67,6 +80,71 @@ async def test_a_storm_of_joins_and_leaves(kafka: Kafka, engine: FakeEngine) -> 
     assert repeated(engine) <= bound
 
 
+class Crowd:
+    """Generators of one group in this process, who come and go."""
+
+    def __init__(self, kafka: Kafka, engine: FakeEngine) -> None:
+        self._kafka, self._engine = kafka, engine
+        self._members: deque[tuple[AsyncExitStack, Context, asyncio.Task[None]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    async def join(self) -> None:
+        """One more."""
+        stack = AsyncExitStack()
+        generator = make_generator(self._kafka, self._engine, window=str(SMALL))
+        self._members.append((stack, *await stack.enter_async_context(running(generator))))
+
+    async def leave(self) -> None:
+        """The oldest finishes what it has begun and goes. Fails with what it failed with."""
+        stack, context, task = self._members.popleft()
+        async with stack:
+            context.stopping.set()
+            await asyncio.wait_for(task, 90)
+
+
+@pytest.mark.timeout(300)
+# A client that is told to stop while it connects leaves its socket to the collector (below); a process would have ended.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_members_join_and_leave_every_second_for_a_minute(kafka: Kafka, engine: FakeEngine) -> None:
+    """One joins and the oldest leaves in every second; and every quarter of a minute one dies, by kill -9."""
+    await create_topics(kafka)
+    prompts = [make_prompt(number) for number in range(1200)]
+    await publish(kafka, prompts, batch=50)
+    crowd, leaving, killed_at = Crowd(kafka, engine), [], []
+    changes, victim = 0, None
+    for beat in range(60):
+        second = asyncio.create_task(asyncio.sleep(1))  # the beat of the fault, not a wait for anything
+        await crowd.join()
+        changes += 1
+        if len(crowd) > PARTITIONS:
+            leaving.append(asyncio.create_task(crowd.leave()))
+            changes += 1
+        if beat % 15 == 0:
+            victim = start_process(kafka, engine, SMALL)
+            changes += 1
+        elif beat % 15 == 14 and victim is not None:
+            killed_at.append(time.monotonic())
+            kill(victim.pid)
+            changes += 1
+        await second
+    in_the_storm = len(engine.ended)
+    await asyncio.gather(*leaving)
+    await eventually(lambda: all_answered(kafka, prompts), 120)
+    while crowd:
+        await crowd.leave()
+    gc.collect()
+
+    # As above; and of who was killed, what it had finished since its last commit.
+    uncommitted = [sum(at - 2 < ended < at for ended in engine.ended_at) for at in killed_at]
+    bound = changes * SMALL + sum(uncommitted)
+    print(f"{in_the_storm} in the storm, {repeated(engine)} twice, {changes} changes, {uncommitted} at kills: {bound}")
+    assert in_the_storm, "nothing was in flight"
+    assert bound < len(prompts) / 3, "so many may be repeated that it says little"
+    assert repeated(engine) <= bound
+
+
 async def test_a_member_that_froze_and_came_back_repeats_nothing_that_is_done(kafka: Kafka, engine: FakeEngine) -> None:
     """A -> B -> A: A is suspended until its partitions are B's, wakes up with stale work, and gets them back."""
     await create_topics(kafka)
@@ -99,14 +177,14 @@ async def test_a_member_that_froze_and_came_back_repeats_nothing_that_is_done(ka
     assert a.returncode == 0, output
 
 
-def start_process(kafka: Kafka, engine: FakeEngine) -> subprocess.Popen[str]:
+def start_process(kafka: Kafka, engine: FakeEngine, window: int = WINDOW) -> subprocess.Popen[str]:
     return tokenhaul(
         "generate",
         TOKENHAUL_KAFKA_BOOTSTRAP=kafka.address,
         TOKENHAUL_KAFKA_PREFIX=kafka.settings.prefix,
         TOKENHAUL_KAFKA_SESSION_TIMEOUT_SECONDS="6",
         TOKENHAUL_GENERATOR_ENGINES=engine.url,
-        TOKENHAUL_GENERATOR_WINDOW=str(WINDOW),
+        TOKENHAUL_GENERATOR_WINDOW=str(window),
         TOKENHAUL_METRICS_PORT=str(free_ports(1)[0]),
         TOKENHAUL_LOG_LEVEL="warning",
     )

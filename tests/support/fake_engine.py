@@ -242,7 +242,8 @@ class FakeModel:
 
 
 class FakeEngine(EngineServer):
-    """An engine in this process. `ready` and `gives_ids` may be set; `started` and `ended` fill without a `record`."""
+    """An engine in this process. `ready` and `gives_ids` may be set; `started` and `ended` fill without a `record`, and
+    `ended_at` with when each of them did (time.monotonic)."""
 
     def __init__(
         self,
@@ -259,6 +260,7 @@ class FakeEngine(EngineServer):
         self.url = ""
         self.started: list[Started] = []
         self.ended: list[Ended] = []
+        self.ended_at: list[float] = []
         self._record = record or self._keep
         self._on_death = on_death
         self._steps: deque[Step] = deque()
@@ -392,6 +394,7 @@ class FakeEngine(EngineServer):
             self.started.append(entry)
         else:
             self.ended.append(entry)
+            self.ended_at.append(time.monotonic())
 
     async def _drop_everything(self) -> None:
         self.jobs.abort("")
