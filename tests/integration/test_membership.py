@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
@@ -35,7 +34,7 @@ from tests.support.stream import (
 pytestmark = pytest.mark.long
 
 WINDOW = 8
-SMALL = 2
+SMALL = 1
 LATENCY = 0.1
 A_SECOND = WINDOW / LATENCY
 """Generations a member finishes in the second between two commits."""
@@ -100,20 +99,21 @@ class Crowd:
         """The oldest finishes what it has begun and goes. Fails with what it failed with."""
         stack, context, task = self._members.popleft()
         async with stack:
+            await eventually(lambda: context._begun, 90)  # before, a stop cuts it off while it connects
             context.stopping.set()
             await asyncio.wait_for(task, 90)
 
 
 @pytest.mark.timeout(300)
-# A client that is told to stop while it connects leaves its socket to the collector (below); a process would have ended.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_members_join_and_leave_every_second_for_a_minute(kafka: Kafka, engine: FakeEngine) -> None:
     """One joins and the oldest leaves in every second; and every quarter of a minute one dies, by kill -9."""
     await create_topics(kafka)
-    prompts = [make_prompt(number) for number in range(1200)]
+    prompts = [make_prompt(number) for number in range(2100)]
     await publish(kafka, prompts, batch=50)
     crowd, leaving, killed_at = Crowd(kafka, engine), [], []
-    changes, victim = 0, None
+    await crowd.join()
+    await eventually(lambda: len(engine.ended) > 20, 60)
+    changes, victim, before = 1, None, len(engine.ended)
     for beat in range(60):
         second = asyncio.create_task(asyncio.sleep(1))  # the beat of the fault, not a wait for anything
         await crowd.join()
@@ -129,16 +129,15 @@ async def test_members_join_and_leave_every_second_for_a_minute(kafka: Kafka, en
             kill(victim.pid)
             changes += 1
         await second
-    in_the_storm = len(engine.ended)
-    await asyncio.gather(*leaving)
-    await eventually(lambda: all_answered(kafka, prompts), 120)
-    while crowd:
-        await crowd.leave()
-    gc.collect()
+    in_the_storm = len(engine.ended) - before
+    changes += len(crowd) + 1
+    await asyncio.gather(*leaving, *(crowd.leave() for _ in range(len(crowd))))
+    async with running(one_generator(kafka, engine)):  # does the rest in peace
+        await eventually(lambda: all_answered(kafka, prompts), 120)
 
-    # As above; and of who was killed, what it had finished since its last commit.
+    # All partitions may move, with what is in flight; who was killed had finished some since its last commit.
     uncommitted = [sum(at - 2 < ended < at for ended in engine.ended_at) for at in killed_at]
-    bound = changes * SMALL + sum(uncommitted)
+    bound = changes * PARTITIONS * SMALL + sum(uncommitted)
     print(f"{in_the_storm} in the storm, {repeated(engine)} twice, {changes} changes, {uncommitted} at kills: {bound}")
     assert in_the_storm, "nothing was in flight"
     assert bound < len(prompts) / 3, "so many may be repeated that it says little"
