@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -37,8 +38,12 @@ def prompts(folder: Path, count: int) -> Path:
 
 def generations(log: Path) -> Counter[tuple[int, ...]]:
     """How often a generation was started, by prompt, as the engine noted it."""
-    entries = [json.loads(line) for line in log.read_text().splitlines()]
-    return Counter(tuple(entry["input_ids"]) for entry in entries if entry["type"] == "Started")
+    return Counter(tuple(entry["input_ids"]) for entry in noted(log) if entry["type"] == "Started")
+
+
+def noted(log: Path) -> list[dict[str, Any]]:
+    """Its whole lines: the last may be in the making."""
+    return [json.loads(line) for line in log.read_text().rpartition("\n")[0].splitlines()]
 
 
 def test_from_a_file_to_a_dataset(tmp_path: Path, broker: str) -> None:
@@ -52,7 +57,7 @@ def test_from_a_file_to_a_dataset(tmp_path: Path, broker: str) -> None:
         )  # fmt: skip
         output, _ = run.communicate(timeout=100)
         assert run.returncode == 0, output
-        entries = [json.loads(line) for line in log.read_text().splitlines()]
+        entries = noted(log)
     logged = {entry["rid"]: entry for entry in entries if entry["type"] == "Ended"}
     assert re.search(r"prompts +│ 200 ", output)
     assert f"refused {file}:201: " in output.replace("\n", "")
@@ -102,7 +107,7 @@ def test_a_generator_killed_five_times_pays_for_no_finished_generation_again(tmp
             wait_for(partial(_generated, log, 200 + 300 * kill_number), 120)
             wait_for(partial(_runs, run.pid, "generate"), 60)
             kill(children(run.pid)["generate"])
-            entries = [json.loads(line)["type"] for line in log.read_text().splitlines()]
+            entries = [entry["type"] for entry in noted(log)]
             in_flight += 2 * entries.count("Started") - len(entries)
         output, _ = run.communicate(timeout=110)
         assert run.returncode == 0, output
