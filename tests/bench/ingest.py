@@ -38,7 +38,7 @@ CHATS = 24_000
 BATCH = 512
 ROUNDS = 3
 _POLL_SECONDS = 0.5
-_SEEN_BYTES = 24  # that the index of ids may take, each (design.md)
+_SEEN_BYTES = 24  # that the index of ids may take, each
 STARTED = 4 * BATCH  # what the start of the process takes is not measured
 
 

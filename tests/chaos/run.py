@@ -77,10 +77,10 @@ def _run(world: World, faults: list[Fault], settle: float) -> list[str]:
     kinds.update({f"died: {where}": count for where, count in world.struck.items()})
     for name, count in [*sorted(kinds.items()), *verdict.counts.items()]:
         print(f"{count:8} {name}")
-    return [*verdict.problems, *world.unexpected, *world.feeding.failed, *_never_struck(faults, world.struck)]
+    return [*verdict.problems, *world.unexpected, *world.feeding.failed, *never_struck(faults, world.struck)]
 
 
-def _never_struck(faults: list[Fault], struck: Counter[str]) -> list[str]:
+def never_struck(faults: list[Fault], struck: Counter[str]) -> list[str]:
     """Services that were to die at a place again and again, and never did: their places do not work."""
     armed = Counter(fault.target.partition("-")[0] for fault in faults if fault.kind == "failpoint")
     return [

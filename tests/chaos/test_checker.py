@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,9 @@ from services.kernel.watermark import Tracker
 from tests.chaos import evidence
 from tests.chaos.checker import judge
 from tests.chaos.facts import Commit, Event, Evidence, Generation, Prompt, Shard
-from tests.chaos.schedule import schedule
+from tests.chaos.load import Memory
+from tests.chaos.run import never_struck
+from tests.chaos.schedule import Fault, schedule
 from tests.chaos.wire import read_topics
 from tests.support.stream import create_topics, make_prompt, publish
 
@@ -208,6 +211,21 @@ async def test_it_reads_prompts_and_commits_off_a_real_kafka(kafka: Kafka) -> No
     (commit,) = commits
     assert commit.partition == 1
     assert [offset for offset in range(14) if commit.covers(offset)] == [0, 1, 4, 5, 9]
+
+
+def test_a_place_where_nobody_ever_dies_is_told() -> None:
+    faults = [Fault(0.0, "failpoint", f"sink-{number % 2}", detail="commit.after=kill@1") for number in range(5)]
+    assert never_struck(faults, Counter({"generate commit.after": 3})) == [
+        "sink was to die at a place 5 times and never did"
+    ]
+    assert never_struck(faults, Counter({"sink commit.after": 1})) == []
+
+
+@pytest.mark.parametrize(("end", "flat"), [(100, True), (170, True), (180, False)])
+def test_memory_that_grows_by_more_than_ids_is_told(end: int, flat: bool) -> None:
+    memory = Memory("sink", [60, 70, 80, 100, 90, 90, 110, 120, 130, end], ids=50)
+    assert memory.flat is flat
+    assert ("it grew" in str(memory)) is not flat
 
 
 def test_a_seed_is_a_schedule() -> None:
