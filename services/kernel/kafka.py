@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -221,8 +221,7 @@ async def close(client: Any) -> None:
     """Stop a client without hanging on a broker that is gone."""
     if isinstance(client, AIOKafkaProducer):
         _look_at_failures(client)
-    stop = client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop()
-    task = asyncio.create_task(_stopped(stop))
+    task = asyncio.create_task(_stopped(client))
     try:
         await asyncio.wait_for(task, 10.0)
     except (KafkaError, OSError, TimeoutError) as error:
@@ -242,11 +241,18 @@ def _look_at_failures(producer: AIOKafkaProducer) -> None:
             waiter.exception()
 
 
-async def _stopped(stop: Coroutine[None, None, None]) -> None:
+async def _stopped(client: Any) -> None:
     try:
-        await stop
+        await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
     except asyncio.CancelledError:
-        # aiokafka's consumer waits for tasks it has cancelled, and one that slept is reported as our own cancellation.
         task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if task is None or task.cancelling():
             raise
+        # aiokafka's consumer waits for fetches it has cancelled; one that slept is reported as our own cancellation,
+        # and what comes after it, the other fetches and all connections, stays open.
+        if fetcher := getattr(client, "_fetcher", None):
+            fetches = [fetcher._fetch_task, *fetcher._pending_tasks]
+            for fetch in fetches:
+                fetch.cancel()
+            await asyncio.wait(fetches)
+        await client._client.close()

@@ -68,7 +68,7 @@ class Member(Generic[S]):
         self._ready: set[int] = set()
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._committing = asyncio.Lock()
-        self._joined = False
+        self._joined = self._closed = False
         self._refused_since: float | None = None
         self._backoff = Backoff(base=0.2, cap=5.0)
 
@@ -162,7 +162,8 @@ class Member(Generic[S]):
         return True
 
     async def close(self) -> None:
-        """Stop what is still loading. The consumer is closed by whoever made it."""
+        """Stop what is still loading. The consumer is closed by whoever made it, and may be assigned partitions yet."""
+        self._closed = True
         await self._stop_loading()
 
     async def _revoked(self) -> None:
@@ -179,6 +180,8 @@ class Member(Generic[S]):
         await self._stop_loading()  # what was reloaded meanwhile: it must not seek in a partition of somebody else
 
     async def _assigned(self, partitions: set[int]) -> None:
+        if self._closed:  # what would load now would outlive the clients it asks
+            return
         try:
             self._refused_since = None
             self._backoff.reset()

@@ -1,10 +1,12 @@
-"""What a member of a group takes for the end, and what for a moment's trouble."""
+"""What a member of a group takes for the end, what for a moment's trouble, and what it does in its own last moments."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import (
     GroupAuthorizationFailedError,
     InvalidSessionTimeoutError,
@@ -48,6 +50,9 @@ class Consumer:
     def reset_generation(self) -> None:
         self.joined_anew += 1
 
+    def subscribe(self, topics: list[str], listener: ConsumerRebalanceListener) -> None:
+        self.listener = listener
+
     async def getmany(self, *_: Any, **__: Any) -> dict[Any, Any]:
         if self.errors:
             raise self.errors.pop(0)
@@ -85,3 +90,35 @@ async def test_who_is_refused_for_long_ends_and_says_why(monkeypatch: pytest.Mon
     monkeypatch.setattr(partitions, "_REFUSED_SECONDS", -1.0)
     with pytest.raises(Fatal, match=r"the group of topic has refused this member for .*UnknownError"):
         await member.poll(1, [])
+
+
+class Loads:
+    """Loads for ever."""
+
+    def __init__(self) -> None:
+        self.loading: set[int] = set()
+
+    async def load(self, partition: int, state: None) -> tuple[None, int]:
+        self.loading.add(partition)
+        try:
+            return await asyncio.Event().wait() and None, 0
+        finally:
+            self.loading.remove(partition)
+
+    async def before_rebalance(self) -> None: ...
+
+    def lost(self, partition: int, state: None) -> None: ...
+
+
+async def test_what_is_assigned_to_a_member_that_is_closed_is_not_loaded() -> None:
+    """The consumer is closed after the member, and a rebalance may end in between."""
+    consumer, handler = Consumer(), Loads()
+    member: Member[None] = Member(consumer, "topic", handler, pytest.fail)  # type: ignore[arg-type]
+    member.subscribe()
+    await consumer.listener.on_partitions_assigned({TopicPartition("topic", 0)})
+    await asyncio.sleep(0)
+    assert handler.loading == {0}
+    await member.close()
+    await consumer.listener.on_partitions_assigned({TopicPartition("topic", 1)})
+    await asyncio.sleep(0)
+    assert handler.loading == set()
