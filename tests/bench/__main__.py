@@ -44,10 +44,10 @@ def main() -> None:
         module = importlib.import_module(f"tests.bench.{name}")
         measured = module.measure_long() if args.long else module.measure()
         paces.append(pace())
-        took = f"{time.monotonic() - began:.0f} s, pace {paces[-2]:.1f} to {paces[-1]:.1f} ms"
+        took = f"{time.monotonic() - began:.0f} s, pace {paces[-2]}, then {paces[-1]}"
         show(measured, f"{name} ({took})", before)
         lines += measured
-    write(lines, about | {"pace": ", ".join(f"{each:.1f} ms" for each in paces)}, out)
+    write(lines, about | {"pace": "; ".join(map(str, paces))}, out)
     short = [line for line in lines if line.passed is False]
     if len(args.names or known) > 1:
         show([line for line in lines if line.budget], "the budgets", before)

@@ -30,8 +30,8 @@ from tests.support.processes import TOKENHAUL, wait_for
 from tests.support.stream import PARTITIONS, create_topics, make_prompt, publish
 
 PROMPT_IDS = 300
-INSTANT_RECORDS = 20_000
-ROUNDS = 5
+INSTANT_RECORDS = 12_000
+ROUNDS = 9
 WARM_UP_SECONDS = 15.0
 WATCH_SECONDS = 40.0
 ROOT = Path(__file__).parents[2]

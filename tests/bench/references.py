@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 
-ROWS = {"aiohttp": 15_000, "openai": 500}
+ROWS = {"aiohttp": 10_000, "openai": 300}
 BODY = {
     "rid": "0" * 45,
     "input_ids": list(range(100, 400)),
@@ -55,7 +55,7 @@ def with_openai(url: str, rows: int) -> None:
 if __name__ == "__main__":
     name, url = sys.argv[1:]
     clients: dict[str, Callable[[str, int], None]] = {"aiohttp": with_aiohttp, "openai": with_openai}
-    clients[name](url, 200)  # warm
+    clients[name](url, 100)  # warm
     wall, cpu = time.monotonic(), time.process_time()
     clients[name](url, ROWS[name])
     print((time.process_time() - cpu) / ROWS[name], ROWS[name] / (time.monotonic() - wall))

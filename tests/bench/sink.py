@@ -4,6 +4,7 @@ bench-sink`. With --long: memory over 1 M rows, and 50 M ids read back from shar
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ TOKENS = 1_000_000
 LENGTHS = (500, 2000)
 PROMPT_SHARE = 0.4
 POLL = 500
+ROUNDS = 25
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 2048, "stop_token_ids": [151645]}
 MESSAGES = msgspec.json.encode(
     [{"role": "user", "content": "What would a sink have to say about this? " * 12}]
@@ -57,7 +59,7 @@ def measure() -> list[Line]:
         def bare(columns: pa.Table = columns) -> float:
             return _speed(lambda: _write(columns))
 
-        speeds, references = paired(ours, bare, 7)
+        speeds, references = paired(ours, bare, ROUNDS)
         common = {"unit": "M tokens/s of CPU", "reference_name": "pq.write_table"}
         name = f"record to shard, rows of {length}"
         lines.append(median_line(speeds, references, name=name, at_least=5.0, **common))
@@ -127,11 +129,7 @@ def _index(count: int) -> list[Line]:
     seen.add(known)
     for _ in range(count // 1_000_000):
         seen.add(_random_ids(random, 1_000_000))
-    batches = [_random_ids(random, 5000) for _ in range(40)]
-    began = time.process_time()
-    for batch in batches:
-        seen.contains(batch)
-    speed = sum(map(len, batches)) / (time.process_time() - began)
+    speed = statistics.median(_lookups(seen, _random_ids(random, 5000)) for _ in range(200))
     if not seen.contains(known).all():
         raise RuntimeError("an id was lost")
     label = f"index of {count / 1e6:.0f} M ids"
@@ -139,6 +137,13 @@ def _index(count: int) -> list[Line]:
         Line(name=f"{label}, memory", value=seen.nbytes / len(seen), unit="bytes/id", at_most=24.0),
         Line(name=f"{label}, batches of 5,000", value=speed / 1e6, unit="M lookups/s of CPU", at_least=1.0),
     ]
+
+
+def _lookups(seen: SeenIds, batch: NDArray[np.uint64]) -> float:
+    """A second of CPU."""
+    began = time.process_time()
+    seen.contains(batch)
+    return len(batch) / (time.process_time() - began)
 
 
 def _random_ids(random: np.random.Generator, count: int) -> NDArray[np.uint64]:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -96,17 +97,35 @@ def _status(pid: int, field: str) -> int:
     raise ValueError(f"process {pid} has no {field}")
 
 
-def pace() -> float:
-    """CPU milliseconds that the same piece of Python takes now, median of nine. On rented cores it doubles for minutes
-    when others use the hardware: two runs are comparable when this is near in both."""
-    return statistics.median(_loop() for _ in range(9)) * 1000
+class Pace(NamedTuple):
+    """How fast the machine is at a moment: CPU milliseconds that a piece of Python takes, and CPU nanoseconds of a read
+    anywhere in 16 MB. On rented cores the first changes by half, for seconds or hours, with what others do on the same
+    core; the second severalfold with what they leave of the cache. Two runs are comparable when both are near."""
+
+    python: float
+    read: float
+
+    def __str__(self) -> str:
+        return f"{self.python:.1f} ms and {self.read:.1f} ns"
 
 
-def _loop() -> float:
+def pace() -> Pace:
+    """What it is now, medians of nine."""
+    numbers = np.arange(2**21)
+    places = np.random.default_rng(1).integers(0, len(numbers), 2**18)
+    python, read = (statistics.median(_cpu(work) for _ in range(9)) for work in (_count, lambda: numbers.take(places)))
+    return Pace(1e3 * python, 1e9 * read / len(places))
+
+
+def _cpu(work: Callable[[], object]) -> float:
     began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+def _count() -> None:
     for _ in range(200_000):
         pass
-    return time.thread_time() - began
 
 
 def machine() -> dict[str, str]:

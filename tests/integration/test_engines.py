@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 
-import httpx
+import aiohttp
 import pytest
 from aiohttp import web
 from aiokafka import AIOKafkaProducer
@@ -98,21 +98,26 @@ async def test_the_label_can_be_mapped_to_what_engines_call_the_model(kafka: Kaf
 async def router(workers: list[str]) -> tuple[web.AppRunner, str]:
     """What a sglang-router answers (sglang-contract 40-*), requests passed to the first worker."""
 
+    async def upstream(app: web.Application) -> AsyncIterator[None]:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as app[http]:
+            yield
+
     async def generate(request: web.Request) -> web.Response:
         body = await request.read()
         try:
-            async with httpx.AsyncClient(timeout=30) as http:
-                answer = await http.post(
-                    f"{workers[0]}/generate", content=body, headers={"content-type": "application/json"}
-                )
-        except httpx.TransportError as error:
-            if not isinstance(error, httpx.ConnectError):
+            async with request.app[http].post(
+                f"{workers[0]}/generate", data=body, headers={"content-type": "application/json"}
+            ) as answer:
+                return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
+        except aiohttp.ClientError as error:
+            if not isinstance(error, aiohttp.ClientConnectorError):
                 await asyncio.sleep(DYING_SECONDS)  # how long a process takes to die
             lost = {"error": {"type": "Internal Server Error", "code": "call_upstream_request_error"}}
             return web.json_response(lost, status=500)
-        return web.Response(body=answer.content, status=answer.status_code, content_type="application/json")
 
+    http = web.AppKey("http", aiohttp.ClientSession)
     app = web.Application()
+    app.cleanup_ctx.append(upstream)
     app.router.add_post("/generate", generate)
     answers: dict[str, dict[str, object]] = {
         "/readiness": {"status": "ready", "healthy_workers": 1, "total_workers": 1},
