@@ -28,7 +28,7 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import msgspec
 from aiohttp import web
@@ -273,6 +273,7 @@ class FakeEngine(EngineServer):
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._stop_listening()
         await self._drop_everything()
         await self.stop()
 
@@ -284,8 +285,7 @@ class FakeEngine(EngineServer):
         """Drop what is in flight and stop listening, as a killed server does."""
         if self._on_death is not None:
             self._on_death()
-        for site in list(self.runner.sites):
-            await site.stop()
+        await self._stop_listening()
         await self._drop_everything()
 
     async def revive(self) -> None:
@@ -395,6 +395,18 @@ class FakeEngine(EngineServer):
         else:
             self.ended.append(entry)
             self.ended_at.append(time.monotonic())
+
+    async def _stop_listening(self) -> None:
+        """Take no new connections. What is accepted already gets its turn first: asyncio leaves a socket open whose
+        server was closed before it had its transport (CPython issue 109564)."""
+        sites = list(self.runner.sites)
+        for site in sites:
+            server = cast("web.TCPSite", site)._server
+            for listening in cast("asyncio.Server", server).sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+        await asyncio.sleep(0)
+        for site in sites:
+            await site.stop()
 
     async def _drop_everything(self) -> None:
         self.jobs.abort("")
