@@ -106,7 +106,7 @@ class Kafka:
             isolation_level=isolation,
             enable_auto_commit=False,
             auto_offset_reset="none",
-            partition_assignment_strategy=[StickyPartitionAssignor],
+            partition_assignment_strategy=[_sticky()],
             session_timeout_ms=session_ms,
             heartbeat_interval_ms=session_ms // 10,
             rebalance_timeout_ms=max(60_000, session_ms),
@@ -195,6 +195,12 @@ class Kafka:
                         yield record
                 # A transaction marker is no record: only the position tells that the end is reached.
                 behind = {p for p in behind if await consumer.position(p) < ends[p]}
+
+
+def _sticky() -> type[StickyPartitionAssignor]:
+    """Each consumer its own: aiokafka keeps on the class what a member was assigned, and several of one process would
+    claim the same."""
+    return type("Sticky", (StickyPartitionAssignor,), {})
 
 
 def may_pass(error: KafkaError) -> bool:
