@@ -250,15 +250,18 @@ def _look_at_failures(producer: AIOKafkaProducer) -> None:
 async def _stopped(client: Any) -> None:
     try:
         await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, KafkaError) as error:
         task = asyncio.current_task()
-        if task is None or task.cancelling():
+        cancelled = isinstance(error, asyncio.CancelledError)
+        if cancelled and (task is None or task.cancelling()):
             raise
         # aiokafka's consumer waits for fetches it has cancelled; one that slept is reported as our own cancellation,
-        # and what comes after it, the other fetches and all connections, stays open.
+        # and one that failed fails the stop. What comes after it, other fetches and all connections, stays open.
         if fetcher := getattr(client, "_fetcher", None):
             fetches = [fetcher._fetch_task, *fetcher._pending_tasks]
             for fetch in fetches:
                 fetch.cancel()
             await asyncio.wait(fetches)
-        await client._client.close()
+        await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()
+        if not cancelled:
+            raise

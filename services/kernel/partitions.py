@@ -170,8 +170,9 @@ class Member(Generic[S]):
         self._joined = False
         try:
             await self._stop_loading()
-            async with asyncio.timeout(_HOOK_SECONDS):
-                await self._handler.before_rebalance()
+            if not self._closed:
+                async with asyncio.timeout(_HOOK_SECONDS):
+                    await self._handler.before_rebalance()
         except TimeoutError:
             log.warning("rebalance goes on without a last commit", extra={"action": "rebalance"})
         except Exception as error:
@@ -180,8 +181,6 @@ class Member(Generic[S]):
         await self._stop_loading()  # what was reloaded meanwhile: it must not seek in a partition of somebody else
 
     async def _assigned(self, partitions: set[int]) -> None:
-        if self._closed:  # what would load now would outlive the clients it asks
-            return
         try:
             self._refused_since = None
             self._backoff.reset()
@@ -199,6 +198,8 @@ class Member(Generic[S]):
             self._fail(error)
 
     def _start_loading(self, partition: int) -> None:
+        if self._closed:  # it would outlive the clients it asks
+            return
         self._loading[partition] = asyncio.create_task(self._load(partition))
 
     async def _load(self, partition: int) -> None:

@@ -32,7 +32,6 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     row: float = 400
     row_token: float = 1.05
     row_text_token: float = 1.2
-    pending: float = 30e3  # a record in the generator, sent or waiting
     seen_id: float = 16
 
 

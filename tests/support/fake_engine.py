@@ -273,9 +273,11 @@ class FakeEngine(EngineServer):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop_listening()
-        await self._drop_everything()
-        await self.stop()
+        try:
+            await self._stop_listening()
+            await self._drop_everything()
+        finally:
+            await self.stop()
 
     def script(self, *steps: Step) -> None:
         """What goes wrong from now on: one step per valid request, a callable for all that follow it."""
@@ -397,15 +399,17 @@ class FakeEngine(EngineServer):
             self.ended_at.append(time.monotonic())
 
     async def _stop_listening(self) -> None:
-        """Take no new connections. What is accepted already gets its turn first: asyncio leaves a socket open whose
-        server was closed before it had its transport (CPython issue 109564)."""
+        """Take no new connections. What is accepted already gets its turns first, until aiohttp knows of it: asyncio
+        leaves a socket open whose server was closed before it had its transport (CPython issue 109564)."""
+        loop = asyncio.get_running_loop()
         sites = list(self.runner.sites)
         for site in sites:
-            server = cast("web.TCPSite", site)._server
-            for listening in cast("asyncio.Server", server).sockets:
-                asyncio.get_running_loop().remove_reader(listening.fileno())
-        await asyncio.sleep(0)
-        for site in sites:
+            server = cast("asyncio.Server | None", cast("web.TCPSite", site)._server)
+            for listening in server.sockets if server is not None else ():
+                loop.remove_reader(listening.fileno())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for site in set(sites) & set(self.runner.sites):  # another death may have come first
             await site.stop()
 
     async def _drop_everything(self) -> None:
