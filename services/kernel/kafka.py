@@ -99,20 +99,22 @@ class Kafka:
     def consumer(self, group: str | None, isolation: Isolation) -> AIOKafkaConsumer:
         """A group member, or a reader of assigned partitions when `group` is None. It never resets by itself."""
         session_ms = int(self.settings.session_timeout_seconds * 1000)
-        return AIOKafkaConsumer(
+        assignor = _sticky()
+        assignor.consumer = AIOKafkaConsumer(
             **self._connection,
             group_id=group,
             group_instance_id=(self.settings.instance or None) if group else None,
             isolation_level=isolation,
             enable_auto_commit=False,
             auto_offset_reset="none",
-            partition_assignment_strategy=[_sticky()],
+            partition_assignment_strategy=[assignor],
             session_timeout_ms=session_ms,
             heartbeat_interval_ms=session_ms // 10,
             rebalance_timeout_ms=max(60_000, session_ms),
             max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
             fetch_max_bytes=4 * MAX_MESSAGE_BYTES,
         )
+        return assignor.consumer
 
     @asynccontextmanager
     async def started(self, make: Callable[[], Client], stopping: asyncio.Event | None = None) -> AsyncIterator[Client]:
@@ -197,10 +199,20 @@ class Kafka:
                 behind = {p for p in behind if await consumer.position(p) < ends[p]}
 
 
-def _sticky() -> type[StickyPartitionAssignor]:
-    """Each consumer its own: aiokafka keeps on the class what a member was assigned, and several of one process would
-    claim the same."""
-    return type("Sticky", (StickyPartitionAssignor,), {})
+def _sticky() -> Any:
+    """An assignor for one consumer. aiokafka keeps on the class what a member was assigned, so that several of one
+    process would claim the same; and never says of which generation of the group it was, so that what a member had
+    before it froze would count as much as what others have now."""
+
+    class Sticky(StickyPartitionAssignor):  # type: ignore[misc]
+        consumer: AIOKafkaConsumer
+
+        @classmethod
+        def on_assignment(cls, assignment: Any) -> None:
+            super().on_assignment(assignment)
+            cls.on_generation_assignment(cls.consumer._coordinator.generation)
+
+    return Sticky
 
 
 def may_pass(error: KafkaError) -> bool:
@@ -257,11 +269,12 @@ async def _stopped(client: Any) -> None:
             raise
         # aiokafka's consumer waits for fetches it has cancelled; one that slept is reported as our own cancellation,
         # and one that failed fails the stop. What comes after it, other fetches and all connections, stays open.
-        if fetcher := getattr(client, "_fetcher", None):
-            fetches = [fetcher._fetch_task, *fetcher._pending_tasks]
-            for fetch in fetches:
-                fetch.cancel()
-            await asyncio.wait(fetches)
-        await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()
+        if isinstance(client, AIOKafkaConsumer):
+            if fetcher := client._fetcher:
+                fetches = [fetcher._fetch_task, *fetcher._pending_tasks]
+                for fetch in fetches:
+                    fetch.cancel()
+                await asyncio.wait(fetches)
+            await client._client.close()
         if not cancelled:
             raise

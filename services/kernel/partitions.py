@@ -185,10 +185,6 @@ class Member(Generic[S]):
             self._refused_since = None
             self._backoff.reset()
             log.info("assigned %s", sorted(partitions), extra={"action": "rebalance", "topic": self._topic})
-            coordinator = self._consumer._coordinator
-            for assignor in coordinator._assignors:
-                # aiokafka does not, so that what a member had before it froze would count as much as what others have.
-                assignor.on_generation_assignment(coordinator.generation)
             for partition in sorted(self._states.keys() - partitions):
                 self._handler.lost(partition, self._states.pop(partition))
             for partition in sorted(partitions):

@@ -50,6 +50,9 @@ async def test_a_member_keeps_its_partitions_when_another_comes_or_goes(kafka: K
             return all(m.loaded and len(m.states) == 12 // len(members) for m in members)
 
         await eventually(fairly, 60)
+        # A member that comes back with what it had before tells how old that is.
+        coordinators = [member._consumer._coordinator for member in members]
+        assert all(each._assignors[0].generation == each.generation > 0 for each in coordinators)
         return [set(member.states) for member in members]
 
     async with joined(kafka) as first, joined(kafka) as second:

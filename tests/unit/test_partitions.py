@@ -45,16 +45,10 @@ class Consumer:
     def __init__(self, *errors: KafkaError) -> None:
         self.errors = list(errors)
         self._coordinator = self
-        self._assignors = [self]
-        self.generation = 7
         self.joined_anew = 0
-        self.claimed_of = -1
 
     def reset_generation(self) -> None:
         self.joined_anew += 1
-
-    def on_generation_assignment(self, generation: int) -> None:
-        self.claimed_of = generation
 
     def subscribe(self, topics: list[str], listener: ConsumerRebalanceListener) -> None:
         self.listener = listener
@@ -124,7 +118,6 @@ async def test_what_is_assigned_to_a_member_that_is_closed_is_not_loaded() -> No
     await consumer.listener.on_partitions_assigned({TopicPartition("topic", 0)})
     await asyncio.sleep(0)
     assert handler.loading == {0}
-    assert consumer.claimed_of == 7
     await member.close()
     await consumer.listener.on_partitions_assigned({TopicPartition("topic", 1)})
     await asyncio.sleep(0)
