@@ -18,8 +18,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 
 from services.kernel import failpoints
+from services.kernel.closing import close
 from services.kernel.errors import Reject
-from services.kernel.kafka import Kafka, close
+from services.kernel.kafka import Kafka
 from services.kernel.retry import Backoff
 
 log = logging.getLogger("tokenhaul.publisher")

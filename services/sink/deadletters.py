@@ -9,8 +9,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from schemas.dead import DeadLetter
+from services.kernel.closing import close
 from services.kernel.errors import Retry
-from services.kernel.kafka import Kafka, close
+from services.kernel.kafka import Kafka
 
 _SCHEMA = str(DeadLetter.__struct_config__.tag).encode()
 
