@@ -10,7 +10,7 @@ from schemas.prompts import Prompt
 from services.ingest.metrics import IngestMetrics
 from services.ingest.transactions import Message, Transactions
 from services.kernel.kafka import MAX_VALUE_BYTES, Kafka
-from tests.support.stream import PARTITIONS, create_topics
+from tests.support.stream import PARTITIONS, create_topics, eventually
 
 
 async def test_prompts_of_any_size_and_number_come_to_their_partitions_whole(kafka: Kafka) -> None:
@@ -27,6 +27,13 @@ async def test_prompts_of_any_size_and_number_come_to_their_partitions_whole(kaf
                 Message(kafka.topics.dead, b"letter", DeadLetter, key=b"key"),
             ]
         )
+
+    async def readable() -> bool:
+        """The markers of a commit reach its partitions a moment after it is answered."""
+        letters = [record async for record in kafka.read_all(kafka.topics.dead)]
+        return len([record async for record in kafka.read_all(topic)]) >= len(prompts) and bool(letters)
+
+    await eventually(readable)
     came = {}
     async for record in kafka.read_all(topic):
         headers = dict(record.headers)
